@@ -10,7 +10,6 @@ from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.by_rank import uncompared_notes
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
 from pytest_aorta.verdict.statistics.variance import own_variance
@@ -81,7 +80,8 @@ def _costs(facts: Sequence[LaunchFacts]) -> tuple[bool, str]:
     values = {row.name: [row.measure(launch) for launch in facts] for row in rows}
     known = {name: found for name, found in values.items() if None not in found}
     if not known:
-        return False, next(iter(uncompared_notes(facts, facts, "")), "costs of a step are not compared")
+        problem = next((group.costs.problem for group in facts[0].costs), "")
+        return False, f"costs of a step are not compared{f': {problem}' if problem else ''}"
     varying = [name for name, found in known.items() if len(set(found)) > 1]
     return True, f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.cli import add_folder
-from pytest_aorta.cli.workloads import require_folder
 from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.files import UnreadableFile, raised_as
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
@@ -80,11 +79,9 @@ def given_options(arguments: argparse.Namespace, **chosen: Any) -> Options:
     """Return the options that a command line gives, or that the command has ``chosen``.
 
     Raises:
-        UsageError: A folder of workloads does not exist.
+        SpecError: As in :func:`~pytest_aorta.plan.options.make_options`.
     """
     values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS} | chosen
-    for folder in values["workloads"]:
-        require_folder(folder)
     return make_options(values, Path.cwd(), command=arguments.command_line)
 
 
@@ -109,7 +106,7 @@ def given_target(
         return ScriptTarget(script, args)
     if args:
         raise UsageError(f"{[*args]}: a workload takes no arguments; --set KEY=VALUE sets config keys")
-    spec = find_workload(workload, options.workload_dirs)
+    spec = find_workload(workload, options.workloads)
     given = _read_file(config) if config else {}
     for assignment in assignments:
         _assign(spec, given, assignment)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import suppress
-from functools import cached_property
+from contextlib import ExitStack, closing, nullcontext, suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +16,14 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
+from pytest_aorta.plugin.markers import FIXTURE
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
     from pytest_aorta.plugin.progress_line import ProgressLine
     from pytest_aorta.session.launcher import Session
     from pytest_aorta.session.record import TestRecord
+    from pytest_aorta.session.search import Bisection
 
 # xdist gives the report of a test whose worker crashed none of these.
 _PHASES = ("setup", "call", "teardown")
@@ -34,6 +36,7 @@ class Run:
 
     Attributes:
         options: Options of the run.
+        bisection: The search for a commit that comparisons are part of; None compares with baselines.
         line: Progress line on the terminal; None where it is not wanted.
         collected: Node ids of collected tests.
         records: Records of tests that ended, in order.
@@ -44,8 +47,11 @@ class Run:
         notes: Lines for the end of the summary.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, config: pytest.Config, options: Options) -> None:
         self.options = options
+        self._config = config
+        self._resources = ExitStack()
+        self.bisection: Bisection | None = None
         self.line: ProgressLine | None = None
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
@@ -68,21 +74,28 @@ class Run:
     @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
+        from pytest_aorta.plugin.progress_line import say
         from pytest_aorta.session.launcher import Session  # imports everything that a launch needs
 
-        session = Session(self.options)
-        if "devices" in vars(self):  # otherwise the test asks the driver, and reports its error
-            session.devices = self.devices
+        session = Session(
+            self.options,
+            lambda kind: self._config.hook.pytest_aorta_make_launcher(config=self._config, kind=kind),
+            find_devices=lambda: self.devices,
+            line=self.line,
+            say=partial(say, self._config),
+            bisection=self.bisection,
+        )
+        self._resources.callback(session.close)
         return session
 
+    def show(self, line: ProgressLine | None) -> None:
+        """Show the state of launches in a line of the terminal, if there is one."""
+        if line is not None:
+            self.line = self._resources.enter_context(closing(line))
+
     def close(self) -> None:
-        """End the fork servers, remove the worktrees of A/B references, and close the progress line."""
-        try:
-            if "session" in vars(self):
-                self.session.close()
-        finally:
-            if self.line is not None:
-                self.line.close()
+        """End the fork servers, and close the progress line."""
+        self._resources.close()
 
 
 def record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | None:
@@ -199,9 +212,15 @@ class Controller:
         self.run.records[known[-1]] = ended.replace(outcome="error", failure=failure)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Let SIGTERM end the run as Ctrl-C does, so that baselines and the report of finished tests are written."""
-        with terminable():
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Let SIGTERM end the run as Ctrl-C does while a test can launch, so that what finished before is written."""
+        with terminable() if FIXTURE in getattr(item, "fixturenames", ()) else nullcontext():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """As above, in a controller of xdist, which runs no tests itself."""
+        with terminable() if session.config.getoption("dist", "no") != "no" else nullcontext():
             return (yield)
 
     @pytest.hookimpl(optionalhook=True)
@@ -217,7 +236,7 @@ class Controller:
         run = self.run
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
-        if run.options.baselines_dir.is_dir():
+        if run.options.baselines.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
             # Tests were left out if the command line names single tests or --lf, or if a file has an error.

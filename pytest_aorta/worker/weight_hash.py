@@ -466,7 +466,7 @@ def _sums_of_parts(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 
 def _sums_of_small(blocks: Sequence[_Block]) -> torch.Tensor:
-    """Return the sums of small blocks of one type, int64 ``[n, 2]``: calls for each would take longer than its words."""
+    """Return the sums of small blocks of one type, int64 ``[n, 2]``: calls for each would take longer."""
     elements = torch.cat([block.elements for block in blocks])
     sizes = [len(block.elements) for block in blocks]
     host = torch.device("cpu")
