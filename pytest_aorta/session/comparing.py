@@ -179,13 +179,13 @@ class RunningComparison:
             locate(self, failing)
         finally:
             self.add()
-        details = {row.metric: row.detail for row in self.comparison.rows}
-        failing = [row.replace(detail=details[row.metric]) for row in failing]
         if failing or is_nothing:
+            names = [row.metric for row in failing]
+            failing = [row for row in self.comparison.rows if row.metric in names]
             text = comparison_text(self.comparison, failing, self._repeated())
             if all(row.outcome is Outcome.MISSING for row in failing):
                 raise NothingCompared(text)
-            raise ComparisonFailed(text, tuple(row.metric for row in failing))
+            raise ComparisonFailed(text, tuple(names))
         return Verdicts(self.comparison.case, self.comparison.rows, self.comparison.notes)
 
     def add(self, **changes: Any) -> None:
