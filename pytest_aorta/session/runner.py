@@ -217,7 +217,7 @@ class WorkloadRunner(DistributedWorld):
                 f"config keys, or in compare a result of this test"
             )
         config = {key: value for key, value in variant.items() if key != "workload"}
-        return find_workload(variant["workload"], self._options.workload_dirs), config
+        return find_workload(variant["workload"], self._options.workloads), config
 
     def _run(self, spec: WorkloadSpec, config: dict[str, Any], steps: int | None) -> WorkloadResult:
         """Launch a variant; a number of steps means that the first ones are measured and hashed."""
