@@ -37,13 +37,10 @@ def compare_with_baseline(running: RunningComparison) -> Verdicts:
         ComparisonFailed, NothingCompared: A verdict fails the test.
     """
     options, comparison, result = running.options, running.comparison, running.results[Side.CANDIDATE]
-    if baseline := running.read_baseline():
-        # A key that was added after the baseline was recorded had its default then.
-        baseline = baseline.replace(config=running.defaults | baseline.config)
     running.stored = stored = StoredComparison(
         comparison.case,
         identity(result.config),
-        baseline,
+        running.known,
         running.marked,
         running.priors,
         options.max_launches,
@@ -100,8 +97,9 @@ class RunningComparison:
         launch = self.launcher.find(self.results[Side.CANDIDATE])
         return identity(launch.defaults) if launch else {}
 
-    def read_baseline(self) -> Baseline | None:
-        """Return the stored baseline of this comparison; None if there is none.
+    @cached_property
+    def old(self) -> Baseline | None:
+        """The stored baseline; None if there is none.
 
         Raises:
             BaselineError: It can't be read.
@@ -109,10 +107,14 @@ class RunningComparison:
         return read_baseline(self.options.baselines, self.comparison.platform, self.comparison.case)
 
     @property
+    def known(self) -> Baseline | None:
+        """The stored baseline with the default of each config key that was added after it was recorded."""
+        return self.old and self.old.replace(config=self.defaults | self.old.config)
+
+    @property
     def recorded(self) -> tuple[LaunchFacts, ...]:
         """The launches of the stored baseline that are compared with."""
-        baseline = self.stored and self.stored.baseline
-        return baseline.center_launches if baseline else ()
+        return self.old.center_launches if self.old else ()
 
     def paired(self, only: Collection[str] | None, most: int = 1) -> PairedComparison:
         """Return the comparison of both sides by ``most`` pairs of launches, of ``only`` these metrics."""
