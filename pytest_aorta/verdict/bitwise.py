@@ -22,8 +22,8 @@ from pytest_aorta.result.trace.rank_files import (
     OperatorCall,
     read_operators,
 )
+from pytest_aorta.verdict.environment import other_machine, other_settings
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
-from pytest_aorta.verdict.rows import other_machine, other_settings
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
     Decided,

@@ -18,9 +18,11 @@ from statistics import median
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
+from pytest_aorta.verdict.applicability import has_costs
+from pytest_aorta.verdict.environment import is_reproducible, other_machine, other_versions
 from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance, Value
 from pytest_aorta.verdict.noise import RESET
-from pytest_aorta.verdict.rows import STALE, Row, has_costs, is_reproducible, other_machine, other_versions
+from pytest_aorta.verdict.rows import STALE, Row
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import MissingPart, Reason, ReferenceKind, Verdict
 

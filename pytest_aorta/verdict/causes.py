@@ -12,9 +12,9 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
+from pytest_aorta.verdict.environment import changed_choice
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, metric_of
 from pytest_aorta.verdict.noise import median_step_ms
-from pytest_aorta.verdict.rows import changed_choice
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
 from pytest_aorta.verdict.verdicts import Verdict

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.applicability import choose_tolerances, known_to, profiled
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth, uncompared_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
+from pytest_aorta.verdict.environment import other_setup, other_steps
 from pytest_aorta.verdict.metrics import (
     METRICS,
     Metric,
@@ -30,7 +32,7 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import Row, choose_tolerances, known_to, other_setup, other_steps, profiled
+from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
@@ -155,7 +157,7 @@ class StoredComparison(_Comparison):
         ``decided`` maps metrics to verdicts of fewer launches. These verdicts are kept.
 
         Raises:
-            SpecError: As in :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
+            SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
         if self._center:
@@ -265,7 +267,7 @@ class PairedComparison(_Comparison):
 
         Raises:
             SpecError: ``only`` is empty or names an unknown metric, or as in
-                :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
+                :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if not self.version:
