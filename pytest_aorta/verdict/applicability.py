@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost
-from pytest_aorta.verdict.environment import is_reproducible, other_machine, other_versions
+from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
 from pytest_aorta.verdict.metrics import (
     METRICS,
     UNDECLARED,
@@ -156,7 +156,7 @@ def not_applicable(
     if not (is_reproducible(facts) and is_reproducible(recorded)):
         detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
         return Reason.NOT_REPRODUCIBLE, detail
-    different = other_machine(facts, recorded)
+    different = changes(facts, recorded).machine
     return (Reason.ENVIRONMENT, different) if different else None
 
 

@@ -1,7 +1,7 @@
 """What differs between two launches: environment, versions, settings, config and number of steps."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
@@ -30,19 +30,37 @@ def other_versions(facts: LaunchFacts, recorded: LaunchFacts, side: str) -> str 
     return None
 
 
-def other_machine(facts: LaunchFacts, recorded: LaunchFacts) -> str:
-    """Return text on each difference in machine or installation, with both values; empty if there is none.
+class Changes(NamedTuple):
+    """The differences of two launches' numeric environments as text, with both values; empty if there are none.
 
-    Numbers of another machine, or of other versions, are not compared bit for bit.
+    Attributes:
+        machine: What belongs to the machine, or is installed there. Numbers are then not compared bit for bit.
+        settings: What the code under test sets.
     """
-    changed = _changes(facts, recorded, of_machine=True)
-    return f"other environment: {', '.join(changed)}" if changed else ""
+
+    machine: str
+    settings: str
 
 
-def other_settings(facts: LaunchFacts, recorded: LaunchFacts) -> str:
-    """Return text on the numeric settings that the code changed, with both values; empty if it changed none."""
-    changed = _changes(facts, recorded, of_machine=False)
-    return f"changed settings: {', '.join(changed)}" if changed else ""
+def changes(facts: LaunchFacts, recorded: LaunchFacts) -> Changes:
+    """Return what differs, without choices of setup().
+
+    Launches of one session block ran on the same CPUs, so their ``cpu_vendor`` is not compared: only one of them may
+    report the vendor.
+    """
+    here, there = facts.environment, recorded.environment
+    left_out = {*CHOICES, *(["cpu_vendor"] if facts.provenance.block == recorded.provenance.block else [])}
+    if None in (here.get("cublas"), there.get("cublas")):  # baselines of earlier versions lack this fact
+        left_out.add("cublas")
+    keys = sorted((here.keys() | there.keys()) - left_out, key=lambda key: (key != "torch", key))
+    different = [key for key in keys if here.get(key) != there.get(key)]
+
+    def text(words: str, *, of_machine: bool) -> str:
+        chosen = [key for key in different if _is_of_machine(key, here, there) is of_machine]
+        shown = [f"{key} {there.get(key)!r} -> {here.get(key)!r}" for key in chosen]
+        return f"{words}: {', '.join(shown)}" if shown else ""
+
+    return Changes(text("other environment", of_machine=True), text("changed settings", of_machine=False))
 
 
 def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> str:
@@ -50,52 +68,24 @@ def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> str
     for launch in launches:
         if launch.launcher != recorded.launcher:
             return f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"
-        if difference := other_machine(launch, recorded) or other_settings(launch, recorded):
+        if difference := next(filter(None, changes(launch, recorded)), ""):
             return difference
     return ""
 
 
-def _changes(facts: LaunchFacts, recorded: LaunchFacts, *, of_machine: bool) -> list[str]:
-    return [
-        f"{key} {recorded.environment.get(key)!r} -> {facts.environment.get(key)!r}"
-        for key in _different_facts(facts, recorded)
-        if _is_of_machine(key, facts, recorded) is of_machine
-    ]
-
-
-def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
-    """Return the facts of the numeric environment that differ, without choices of setup().
-
-    Launches of one session block ran on the same CPUs, so their ``cpu_vendor`` is not compared: only one of them may
-    report the vendor.
-    """
-    left_out = {*CHOICES, "cpu_vendor"} if facts.provenance.block == recorded.provenance.block else {*CHOICES}
-    here, there = facts.environment, recorded.environment
-    if None in (here.get("cublas"), there.get("cublas")):  # baselines of earlier versions lack this fact
-        left_out.add("cublas")
-    keys = sorted((here.keys() | there.keys()) - left_out, key=lambda key: (key != "torch", key))
-    return [key for key in keys if here.get(key) != there.get(key)]
-
-
-def _is_of_machine(key: str, facts: LaunchFacts, recorded: LaunchFacts) -> bool:
+def _is_of_machine(key: str, here: Mapping[str, object], there: Mapping[str, object]) -> bool:
     """Return whether a fact that differs belongs to the machine or the installation, not to the code under test."""
-    if key == "cpu_vendor":  # reported unless the code declares that it computes the same bits on every CPU
-        return None not in (facts.environment.get(key), recorded.environment.get(key))
-    if key in ("cpu_capability", "cpu_kernels"):
-        return _is_other_cpu(facts, recorded)
+    match key:
+        case "cpu_vendor":  # reported unless the code declares that it computes the same bits on every CPU
+            return None not in (here.get(key), there.get(key))
+        case "cpu_capability" | "cpu_kernels":
+            # The launcher pins the kernels of a CPU with AVX2, so that all of these CPUs report the capability of the
+            # pins. Others tell of another CPU as far as the code did not change the pins.
+            has_avx2 = [str(side.get("cpu_capability")).startswith("AVX") for side in (here, there)]
+            is_pinned = [side.get("cpu_kernels") is not None for side in (here, there)]
+            differs = here.get("cpu_capability") != there.get("cpu_capability")
+            return differs and is_pinned == has_avx2 and not all(is_pinned)
     return key not in PROGRAM_ENVIRONMENT
-
-
-def _is_other_cpu(facts: LaunchFacts, recorded: LaunchFacts) -> bool:
-    """Return whether two launches ran on CPUs of different capability, as far as the code did not change the pins.
-
-    The launcher pins the kernels of a CPU with AVX2, so that all of these CPUs report the capability of the pins.
-    """
-    sides = (facts.environment, recorded.environment)
-    has_avx2 = [str(side.get("cpu_capability")).startswith("AVX") for side in sides]
-    is_pinned = [side.get("cpu_kernels") is not None for side in sides]
-    has_other_capability = facts.environment.get("cpu_capability") != recorded.environment.get("cpu_capability")
-    return has_other_capability and is_pinned == has_avx2 and not all(is_pinned)
 
 
 def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts, side: str) -> str | None:
@@ -107,12 +97,10 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
     if not is_reproducible(recorded):
         return None
     for facts in launches:
+        is_one_host = facts.provenance.block == recorded.provenance.block  # so the vendor is known
+        left_out = (*_FROM_HOST, *CHOICES, *(["cpu_vendor"] if is_one_host else []))
         for key, there in sorted(recorded.environment.items()):
-            if (
-                key == "cpu_vendor" and facts.provenance.block == recorded.provenance.block
-            ):  # one host, so the vendor is known
-                continue
-            if there is not None and facts.environment.get(key) is None and key not in (*_FROM_HOST, *CHOICES):
+            if there is not None and facts.environment.get(key) is None and key not in left_out:
                 return f"the launch does not report {key}, which is {there!r} in the {side}"
         for key in _REPRODUCIBILITY:
             if recorded.environment.get(key, True) and not facts.environment.get(key, True):

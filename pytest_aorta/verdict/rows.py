@@ -1,16 +1,16 @@
 """A metric that is compared: its verdicts without statistics."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_applicable, not_profiled, profiled
-from pytest_aorta.verdict.environment import lost_reproducibility, other_device, other_settings
+from pytest_aorta.verdict.environment import changes, lost_reproducibility, other_device
 from pytest_aorta.verdict.metrics import (
     Direction,
     Metric,
@@ -65,50 +65,35 @@ class Row:
         return middle(self.metric, self.launches)
 
     def decided(
-        self,
-        outcome: Outcome | None,
-        value: Value,
-        baseline: Value,
-        detail: str = "",
-        *,
-        delta: float | None = None,
-        tolerance: Tolerance | None = None,
+        self, outcome: Outcome | None, value: Value, baseline: Value, detail: str = "", delta: float | None = None
     ) -> Verdict:
         """Return the verdict of a comparison; it is open if ``outcome`` is None and further launches are allowed."""
         if outcome is None and self.late:
             outcome, detail = Outcome.INCONCLUSIVE, self.late
-        state = Open() if outcome is None else Decided(outcome)
-        return self._verdict(state, value, baseline, detail).replace(delta=delta, tolerance=tolerance or self.tolerance)
+        return self._verdict(Open() if outcome is None else Decided(outcome), value, baseline, detail, delta)
 
-    def missing(
-        self, part: MissingPart, detail: str, value: Value, baseline: Value = None, unrecorded: Unrecorded | None = None
-    ) -> Verdict:
-        """Return the verdict *missing*. Without a value of the candidate, the state of the baseline does not matter."""
-        lacking = Missing(MissingPart.CANDIDATE_VALUE if value is None else part, unrecorded)
-        return self._verdict(lacking, value, baseline, detail)
+    def lost(self, detail: str, value: Value, baseline: Value = None) -> Verdict:
+        """Return the verdict on launches without the metric, or without a fact that its comparison needs."""
+        return self._verdict(Missing(MissingPart.CANDIDATE_VALUE), value, baseline, detail)
+
+    def missing(self, part: MissingPart, detail: str, unrecorded: Unrecorded | None = None) -> Verdict:
+        """Return the verdict without a part of the other side; the launches without a value are lost anyhow."""
+        lacking = Missing(MissingPart.CANDIDATE_VALUE if self.value is None else part, unrecorded)
+        return self._verdict(lacking, self.value, None, detail)
 
     def not_applicable(self, reason: Reason, detail: str, value: Value, baseline: Value = None) -> Verdict:
         """Return the verdict *not applicable*."""
         return self._verdict(NotApplicable(reason), value, baseline, detail)
 
-    def _verdict(self, state: State, value: Value, baseline: Value, detail: str) -> Verdict:
-        name, reference, count = self.metric.name, self.reference, self.count
-        return Verdict(self.case, name, state, value, baseline, None, self.tolerance, reference, detail, launches=count)
+    def _verdict(self, state: State, value: Value, baseline: Value, detail: str, delta: float | None = None) -> Verdict:
+        name, tolerance, reference, count = self.metric.name, self.tolerance, self.reference, self.count
+        return Verdict(self.case, name, state, value, baseline, delta, tolerance, reference, detail, launches=count)
 
     def by_decision(self, decision: Decision, center: Value, detail: str) -> Verdict:
-        """Return the verdict of a decision; ``center`` is the value of the other side.
-
-        For a time that did not pass, the detail names throttled devices.
-        """
-        change, worse, outcome = self.metric.scale.change, self.metric.worse, decision.outcome
-        num_hot = sum(bool(launch.description.throttled) for launch in self.launches)
-        if outcome is Outcome.IMPROVED:
-            detail = STALE
-        if num_hot and self.metric.kind is MetricKind.TIMING and outcome is not Outcome.PASS:
-            of = f"{num_hot} of {len(self.launches)} launches" if len(self.launches) > 1 else "the launch"
-            detail = ", ".join(filter(None, [f"GPUs throttled in {of}", detail]))
+        """Return the verdict of a decision; ``center`` is the value of the other side."""
+        change, worse = self.metric.scale.change, self.metric.worse
         low, high = sorted(change(worse * end) for end in (decision.low, decision.high))
-        found = self.decided(outcome, self.value, center, detail, delta=change(worse * decision.effect))
+        found = self.decided(decision.outcome, self.value, center, detail, change(worse * decision.effect))
         return found.replace(low=low, high=high, launches=decision.launches)
 
     def under_profiler(self, launches: Sequence[LaunchFacts]) -> Verdict | None:
@@ -140,43 +125,39 @@ class Row:
             launch, detail = found[0]
             reason = Reason.TRACE if launch.description.overlap_problem else Reason.HEAD_START
             return self.not_applicable(reason, detail, None)
-        lasting = [detail for launch, detail in found if is_not_profiled_again(launch)]
-        if not lasting:
-            return None
-        return self.missing(MissingPart.CANDIDATE_VALUE, lasting[0], None, middle(metric, known))
+        lasting = next((detail for launch, detail in found if is_not_profiled_again(launch)), None)
+        return None if lasting is None else self.lost(lasting, None, middle(metric, known))
 
     def incomparable(self) -> Verdict | None:
         """Return the verdict for a metric that one side lacks or that does not apply, or None if it can be compared."""
-        metric, launches, others, side = self.metric, self.launches, self.others, str(self.reference)
-        known, last = [metric.measure(other) for other in others], others[-1]
+        metric, launches, others, reference, value = self.metric, self.launches, self.others, self.reference, self.value
+        known, last, is_variant = [metric.measure(other) for other in others], others[-1], reference.is_variant
         if any(metric.measure(launch) is None for launch in launches):
-            return self.missing(MissingPart.CANDIDATE_VALUE, f"the launch has no {metric.name}", None, known[-1])
-        value, is_ab, is_variant = self.value, self.reference.is_ab, self.reference.is_variant
-        is_elsewhere = is_variant or self.reference.kind is ReferenceKind.RESULTS
+            return self.lost(f"the launch has no {metric.name}", None, known[-1])
+        lost = None
+        if not is_variant and reference.kind is not ReferenceKind.RESULTS:
+            lost = other_device(launches, last, str(reference))
         # A test may compare a reproducible variant with a variant that is not.
-        is_bitwise = metric.kind is MetricKind.NUMERIC and self.tolerance.is_exact and not is_variant
-        device = None if is_elsewhere else other_device(launches, last, side)
-        if lost := device or (lost_reproducibility(launches, last, side) if is_bitwise else None):
-            remedy = "" if is_ab else f"; if this is intended, record the baseline again with {RESET}"
-            return self.missing(MissingPart.CANDIDATE_VALUE, lost + remedy, value, known[-1])
+        if metric.kind is MetricKind.NUMERIC and self.tolerance.is_exact and not is_variant:
+            lost = lost or lost_reproducibility(launches, last, str(reference))
+        if lost:
+            remedy = "" if reference.is_ab else f"; if this is intended, record the baseline again with {RESET}"
+            return self.lost(lost + remedy, value, known[-1])
         # Equal bits need no equal environment, but nothing asks for the others.
-        is_asked = is_ab and self.tolerance.is_exact and self.tolerance.origin is not Origin.DEFAULT
+        is_asked = reference.is_ab and self.tolerance.is_exact and self.tolerance.origin is not Origin.DEFAULT
         is_equal = is_asked and {*map(metric.measure, (*launches, *others))} == {known[-1]}
-        if not is_equal and (found := not_applicable(metric, self.tolerance, launches[0], last, side)):
+        if not is_equal and (found := not_applicable(metric, self.tolerance, launches[0], last, str(reference))):
             baseline = None if metric.direction is Direction.EXACT else middle(metric, others)
             return self.not_applicable(*found, value, baseline)
-        if any(value is None for value in known):
+        if None in known:
             reason = not_profiled(metric, last)
-            absent = f"the {side} has no {metric.name}" + (f": {reason}" if reason else "")
-            again = "" if is_ab else f"; record it again with {RESET}"
-            return self.missing(MissingPart.BASELINE_VALUE, absent + again, value)
-        if metric.by_step is not None:
-            here, there = metric.by_step(launches[-1]), metric.by_step(last)
-            if max(here) != max(there):
-                detail = f"the last hash is that of step {max(here)}, the {side}'s that of step {max(there)}"
-                if different := _different_steps(here, there):
-                    return self._other_hash(different[0], launches[-1], last, detail)
-                return self.missing(MissingPart.CANDIDATE_VALUE, detail, value, known[-1])
+            again = "" if reference.is_ab else f"; record it again with {RESET}"
+            absent = f"the {reference} has no {metric.name}" + (f": {reason}" if reason else "")
+            return self.missing(MissingPart.BASELINE_VALUE, absent + again)
+        ends = [max(metric.by_step(side[-1]), default=None) for side in (launches, others)]
+        if ends[0] != ends[1]:
+            detail = f"the last hash is that of step {ends[0]}, the {reference}'s that of step {ends[1]}"
+            return self._other_hash(launches[-1], last, detail) or self.lost(detail, value, known[-1])
         return None
 
     def judge_exact(self) -> Verdict:
@@ -188,35 +169,33 @@ class Row:
                 other = min(unequal, key=lambda other: str(metric.measure(other)))
                 where = _first_difference(metric, launch, other)
                 return self._other_bits(value, metric.measure(other), launch, self.others[-1], where)
-        if metric.by_step is None:
-            return self.decided(Outcome.PASS, self.value, self.value)
-        for launch, other in itertools.product(self.launches, self.others):
-            here, there = metric.by_step(launch), metric.by_step(other)
-            if different := _different_steps(here, there):
-                # With several optimizers, the last step is that of the one with most steps.
-                equal = f"after the last step, {max(here)}, the {metric.hashed} are equal"
-                return self._other_hash(different[0], launch, other, equal if len(launch.series) < 2 else "")
+        for launch, other in product(self.launches, self.others):
+            # With several optimizers, the last step is that of the one with most steps.
+            last = max(metric.by_step(launch), default=0) if len(launch.series) < 2 else 0
+            equal = f"after the last step, {last}, the {metric.hashed} are equal" if last else ""
+            if found := self._other_hash(launch, other, equal):
+                return found
         for launch in () if self.reference.is_variant else self.launches:  # variants of a test may hash different steps
             if lost := sorted(metric.by_step(self.others[-1]).keys() - metric.by_step(launch).keys()):
                 steps = f"{counted(len(lost), 'step')} for which the {self.reference} has one"
                 detail = f"the launch has no hash of {steps}: {brief(', '.join(map(str, lost)))}"
-                return self.missing(MissingPart.CANDIDATE_VALUE, detail, self.value, self.value)
+                return self.lost(detail, self.value, self.value)
         return self.decided(Outcome.PASS, self.value, self.value)
 
-    def _other_hash(self, step: int, launch: LaunchFacts, other: LaunchFacts, further: str) -> Verdict:
-        """Return the regression of the first hash that differs, that of a step which both sides have."""
-        assert self.metric.by_step is not None
+    def _other_hash(self, launch: LaunchFacts, other: LaunchFacts, further: str) -> Verdict | None:
+        """Return the regression of the first hash that differs in a step which both sides have, or None."""
         here, there = self.metric.by_step(launch), self.metric.by_step(other)
-        where = _first_other(self.metric, launch, other) or f"after step {step}"
-        return self._other_bits(here[step], there[step], launch, other, "; ".join(filter(None, [where, further])))
+        if not (different := _different_steps(here, there)):
+            return None
+        where = _first_other(self.metric, launch, other) or f"after step {different[0]}"
+        return self._other_bits(here[different[0]], there[different[0]], launch, other, where, further)
 
     def _other_bits(
-        self, value: Value, expected: Value, launch: LaunchFacts, other: LaunchFacts, where: str
+        self, value: Value, expected: Value, launch: LaunchFacts, other: LaunchFacts, *where: str
     ) -> Verdict:
         """Return the regression of other bits, with the numeric settings that the code changed."""
-        settings = other_settings(launch, other) if self.metric.kind is MetricKind.NUMERIC else ""
-        detail = "; ".join(filter(None, [where, settings]))
-        return self.decided(Outcome.REGRESSION, value, expected, detail)
+        settings = changes(launch, other).settings if self.metric.kind is MetricKind.NUMERIC else ""
+        return self.decided(Outcome.REGRESSION, value, expected, "; ".join(filter(None, (*where, settings))))
 
     def judge_ranges(self, max_launches: int) -> Verdict:
         """Return the verdict on the ranges of values, because values of zero or below have no logarithm.
@@ -260,7 +239,7 @@ def _first_other(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str
 
 def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
     """Return after which step two sides first differ; empty if both have a value for one step only, or for none."""
-    if metric.by_step is None:
+    if not metric.hashed:
         return ""
     if found := _first_other(metric, launch, other):
         return found
