@@ -10,20 +10,13 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.result.series import BUFFERS, first_other_weights
+from pytest_aorta.verdict.applicability import applicable, is_not_profiled_again, not_profiled, profiled
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, transformed_values, wider_or_paired
-from pytest_aorta.verdict.rows import (
-    applicable,
-    is_not_profiled_again,
-    not_profiled,
-    other_setting,
-    other_setup,
-    other_steps,
-    profiled,
-)
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
     MIN_LAUNCHES,
