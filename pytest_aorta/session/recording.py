@@ -16,6 +16,7 @@ from pytest_aorta.session.rounds import Repeated, comparison_text, passed
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
 from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.environment import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.learning import (
     NewBaseline,
     are_undecided,
@@ -28,7 +29,6 @@ from pytest_aorta.verdict.learning import (
 )
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.noise import Priors
-from pytest_aorta.verdict.rows import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Reason, Verdicts
 
