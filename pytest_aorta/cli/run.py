@@ -30,8 +30,8 @@ from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.verdict.applicability import not_profiled
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
-from pytest_aorta.verdict.rows import not_profiled
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta run"

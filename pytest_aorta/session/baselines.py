@@ -14,6 +14,7 @@ from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRe
 from pytest_aorta.session.rounds import comparison_text
 from pytest_aorta.verdict.baseline import Baseline, locked_baselines, orphans, read_baseline, write_baseline
 from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.environment import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.learning import (
     NewBaseline,
     are_undecided,
@@ -25,7 +26,6 @@ from pytest_aorta.verdict.learning import (
 )
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
 from pytest_aorta.verdict.noise import Priors, platform_priors
-from pytest_aorta.verdict.rows import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Reason, ReferenceKind, Verdicts
 

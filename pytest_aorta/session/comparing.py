@@ -21,8 +21,8 @@ from pytest_aorta.session.rounds import Repeated, comparison_text, passed, settl
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import compare_steps
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.environment import identity
 from pytest_aorta.verdict.noise import Priors, platform_priors
-from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
