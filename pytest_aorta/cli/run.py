@@ -3,6 +3,7 @@
 import argparse
 import sys
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +22,7 @@ from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import check_profiler, integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, over_ranks
@@ -28,8 +30,8 @@ from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.verdict.applicability import not_profiled
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
-from pytest_aorta.verdict.rows import not_profiled
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta run"
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
     test = RunningTest(OWNER)
-    with closing(Session(options)) as session, terminable():
+    with closing(Session(options, line=SpokenState())) as session, terminable():
         world = _world(session, spec, target)
         folder = arguments.results / target.slug
         require_torch()
@@ -188,11 +190,10 @@ def write_trial(folder: Path, result: WorkloadResult) -> Path:
     Raises:
         ResultError: The file can't be written.
     """
-    number, path = 0, folder / "trial_0.json"
+    path = folder / "trial_0.json"
     with raised_as(ResultError, f"{path}: can't be written: "):
         folder.mkdir(parents=True, exist_ok=True)
-        while path.exists():
-            number += 1
-            path = folder / f"trial_{number}.json"
+        names = (folder / f"trial_{number}.json" for number in count())
+        path = next(name for name in names if not name.exists())
         write_json(path, to_builtins(result) | {name: to_builtins(getattr(result, name)) for name in _AORTA_NAMES})
     return path

@@ -133,10 +133,11 @@ FAIL_ON_NOTHING = "none"
 
 
 class LauncherKind(StrEnum):
-    """A way to start ranks: a torchrun agent, or a fork of a process that has imported torch."""
+    """A way to start ranks: a torchrun agent, a fork of a process that has imported torch, or agents of nodes."""
 
     TORCHRUN = "torchrun"
     FORKSERVER = "forkserver"
+    NODES = "nodes"
 
 
 class WithoutGpus(StrEnum):
@@ -400,7 +401,7 @@ class Options:
     launcher: LauncherKind = _option(
         "how ranks start: by torchrun, or by a fork server with torch imported",
         LauncherKind.TORCHRUN,
-        choices=tuple(kind.value for kind in LauncherKind),
+        choices=(LauncherKind.TORCHRUN.value, LauncherKind.FORKSERVER.value),
     )
     launches: int = _option(
         "most launches per test that --update-baselines records, 1 to 50; it ends earlier, once the tolerances are "

@@ -215,7 +215,9 @@ class _Launch:
             return f"a rank was done for {self.plan.limits.straggler_s:g} s and others were not"
         if self.is_at_limit:
             return f"time limit of {self.plan.timeout_s:g} s reached"
-        agent = "torchrun" if self.outcome.launcher == LauncherKind.TORCHRUN else "the fork server's agent"
+        agent = {str(LauncherKind.FORKSERVER): "the fork server's agent"}.get(
+            self.outcome.launcher, self.outcome.launcher
+        )
         agent = f"the command {self.plan.script}" if self.plan.starts_ranks else agent
         status = self.outcome.agent_status
         return f"{agent} " + ("was still running" if status is None else f"ended with {_exit_text(status)}")

@@ -17,9 +17,9 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, raised_as, slug
+from pytest_aorta.launch.launchers import Launchers, RankLauncher, make_launcher
 from pytest_aorta.launch.leases import LeasedWorld, lease
-from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.launch.watch import LaunchWatch, SpokenState, StateLine
+from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
@@ -68,34 +68,45 @@ DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 
 
+def _speak(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class Session:
     """The state that all launches of one process share.
 
     Attributes:
+        options: Options of the run.
+        launchers: What starts the ranks of plans.
         line: Shows the state of a running launch; None shows nothing, and commands say it on standard error.
-        bisection: The search for a commit that comparisons are part of; None compares with baselines.
-        start: Starts the processes of a plan and waits for their end.
         say: Shows lines to the user during a run, such as what a test waits for.
+        bisection: The search for a commit that comparisons are part of; None compares with baselines.
     """
 
-    bisection: Bisection | None = None
-
-    def __init__(self, options: Options) -> None:
+    def __init__(
+        self,
+        options: Options,
+        make_launcher: Callable[[LauncherKind], RankLauncher] = make_launcher,
+        *,
+        find_devices: Callable[[], list[Device]] | None = None,
+        line: StateLine | None = None,
+        say: Callable[[str], None] = _speak,
+        bisection: Bisection | None = None,
+    ) -> None:
         self.options = options
-        self.forkservers = ForkServers()
-        self.line: StateLine | None = SpokenState()
-        self.start: Callable[[LaunchPlan], LaunchOutcome] = self.forkservers.launch
-        self.say: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
-        self.references = References(options.ab, options.rootdir, lambda text: self.say(text))
+        self.launchers = Launchers(make_launcher)
+        self.line, self.say, self.bisection = line, say, bisection
+        self.references = References(options.ab, options.rootdir, say)
+        self._find_devices = find_devices or visible_devices
 
     @cached_property
     def devices(self) -> list[Device]:
-        """Return the visible GPUs. They are looked up once, when first needed."""
-        return [] if self.options.gpus == 0 else visible_devices()
+        """The visible GPUs, looked up when first needed; none under ``--aorta-gpus=0``."""
+        return [] if self.options.gpus == 0 else self._find_devices()
 
     def close(self) -> None:
-        """Stop the fork servers of warm launches."""
-        self.forkservers.close()
+        """Close the launchers."""
+        self.launchers.close()
 
     @contextmanager
     def launcher(
@@ -224,7 +235,7 @@ class Launcher:
                 self._copy(plan, plan.copy)
             self.test.planned(plan)
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
-                outcome = self.session.start(plan)
+                outcome = self.session.launchers.launch(plan)
             on_device = plan.world.device != DeviceKind.CPU
             found = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ""
             traces = [found] if found else []

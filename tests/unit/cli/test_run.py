@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ class Toy:
         self.outcome = ENDED_WELL
         self.before_launch = lambda: None
 
-    def __call__(self, plan) -> LaunchOutcome:
+    def close(self) -> None: ...
+
+    def launch(self, plan) -> LaunchOutcome:
         self.plans.append(plan)
         self.before_launch()
         prepare_folder(plan)
@@ -73,12 +76,7 @@ class Toy:
 def toy(tmp_path, monkeypatch):
     launcher = Toy(tmp_path)
 
-    class FakeSession(Session):
-        def __init__(self, options):
-            super().__init__(options)
-            self.start = launcher
-
-    monkeypatch.setattr(run_command, "Session", FakeSession)
+    monkeypatch.setattr(run_command, "Session", partial(Session, make_launcher=lambda kind: launcher))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
