@@ -205,16 +205,13 @@ def _is_unchanged(row: Verdict) -> bool:
 
 def _fitted(baseline: Baseline) -> Baseline:
     """Drop the oldest launches outside the center from a baseline with more than ``MAX_LAUNCHES`` launches."""
-    surplus = len(baseline.launches) - MAX_LAUNCHES
-    kept = list(baseline.launches)
-    for stored in baseline.launches:
-        if surplus > 0 and not stored.center:
-            kept.remove(stored)
-            surplus -= 1
-    revisions = {str(stored.revision) for stored in kept}
+    surplus = max(0, len(baseline.launches) - MAX_LAUNCHES)
+    dropped = [number for number, stored in enumerate(baseline.launches) if not stored.center][:surplus]
+    kept = tuple(stored for number, stored in enumerate(baseline.launches) if number not in dropped)
     # A reason is kept as long as its revision has a launch.
+    revisions = {str(stored.revision) for stored in kept}
     forced = {revision: reason for revision, reason in baseline.forced.items() if revision in revisions}
-    return baseline.replace(launches=tuple(kept), forced=forced)
+    return baseline.replace(launches=kept, forced=forced)
 
 
 def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> dict[str, str]:
