@@ -1,12 +1,18 @@
 """Combinations of keys that the Llama workloads refuse; each message begins with the keys and their values."""
 
+import warnings
+
 import pytest
 from aorta_workloads.common.rules import check_rules
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
-from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
 
 from tests.distributed.layouts import COLUMNS, LAYOUTS
 from tests.rank.settings import default_config, make_settings
+
+with warnings.catch_warnings():
+    # Inductor's own imports warn.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
 
 FSDP2, SIMPLE = "llama_fsdp2", "llama_simple_fsdp"
 SETTINGS = {FSDP2: LlamaFsdp2Settings, SIMPLE: LlamaSimpleFsdpSettings}
