@@ -95,7 +95,7 @@ class Optimizers:
             largest = torch.stack(foreach_norm([*parts.values()], math.inf))
             self._looks.append((step, when, list(parts), largest))
 
-    def refuse(self, rank: int, before: float = math.inf) -> None:
+    def refuse(self, before: float = math.inf) -> None:
         """Check the looks after the steps ``before`` a step that were not checked before.
 
         Raises:
@@ -106,7 +106,7 @@ class Optimizers:
             if bad:
                 others = f" (and {len(bad) - 1} others)" if len(bad) > 1 else ""
                 raise NotFinite(
-                    f"parameter {bad[0]}{others} of rank {rank} is NaN or infinite first after {when}; look at the "
+                    f"parameter {bad[0]}{others} of rank {_rank()} is NaN or infinite first after {when}; look at the "
                     f"learning rate and the gradients of the steps before"
                 )
         self._looks = [look for look in self._looks if look[0] >= before]
@@ -144,9 +144,11 @@ class NotFinite(ArithmeticError):
     """A NaN or infinite value; the message names the quantity, the rank and the first step."""
 
 
-def refuse_values(
-    values: Iterable[tuple[int, str, float]], rank: int, where: str, parameters: Optimizers | None = None
-) -> None:
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
+
+
+def refuse_values(values: Iterable[tuple[int, str, float]], where: str, parameters: Optimizers | None = None) -> None:
     """Check values of quantities, each with its step, and the ``parameters`` before the first step that has a bad one.
 
     ``where`` names a step, with ``{}`` in place of its number.
@@ -159,16 +161,14 @@ def refuse_values(
         # Of one step's quantities, the first is computed first.
         step, name, value = min(bad, key=lambda entry: entry[0])
         if parameters is not None:
-            parameters.refuse(rank, step)
+            parameters.refuse(step)
         raise NotFinite(
-            f"{name} of rank {rank} is {value} first in {where.format(step)}; such a run measures nothing: look at the "
-            f"learning rate, the data and the loss scale of the steps before"
+            f"{name} of rank {_rank()} is {value} first in {where.format(step)}; such a run measures nothing: look at "
+            f"the learning rate, the data and the loss scale of the steps before"
         )
 
 
-def refuse_series(
-    series: Mapping[str, Sequence[float]], rank: int, num_steps: int, parameters: Optimizers | None = None
-) -> None:
+def refuse_series(series: Mapping[str, Sequence[float]], num_steps: int, parameters: Optimizers | None = None) -> None:
     """Check quantities, in the order of a step, that have a value per measured step, or per recorded step if fewer.
 
     Raises:
@@ -182,7 +182,7 @@ def refuse_series(
             for number, value in enumerate(values, 1)
         ]
         total = max((number for number, _, _ in chosen), default=0)
-        refuse_values(chosen, rank, f"{unit} {{}} of {total}", parameters if is_measured else None)
+        refuse_values(chosen, f"{unit} {{}} of {total}", parameters if is_measured else None)
 
 
 def refuse_non_finite(result: RankResult) -> None:
@@ -191,14 +191,13 @@ def refuse_non_finite(result: RankResult) -> None:
     Raises:
         NotFinite: A loss, gradient norm or metric is NaN or infinite; the message names the rank and the first step.
     """
-    rank, num_steps = int(os.environ["RANK"]), len(result.step_times_ms)
-    refuse_series({"loss": result.loss, "gradient norm": result.grad_norm}, rank, num_steps)
+    refuse_series({"loss": result.loss, "gradient norm": result.grad_norm}, len(result.step_times_ms))
     for name, value in result.metrics.items():
         if not math.isfinite(value):
-            raise NotFinite(f"metric {name} of rank {rank} is {value}; record a finite number, or no such metric")
+            raise NotFinite(f"metric {name} of rank {_rank()} is {value}; record a finite number, or no such metric")
 
 
-def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when: str) -> None:
+def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], when: str) -> None:
     """Check this rank's part of each parameter; not collective. ``when`` is the time of the check, for the message.
 
     Raises:
@@ -214,7 +213,7 @@ def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when
         if not is_finite:
             count = int((~_is_finite(part)).sum())
             raise NotFinite(
-                f"parameter {name} of rank {rank} has {count} of {part.numel()} elements that are NaN or infinite "
+                f"parameter {name} of rank {_rank()} has {count} of {part.numel()} elements that are NaN or infinite "
                 f"{when}; look at the learning rate and the gradients of the steps before"
             )
 

@@ -340,12 +340,12 @@ class Observer:
         with self._whole.step():
             yield
 
-    def refuse(self, rank: int) -> None:
+    def refuse(self) -> None:
         """Check the losses, the gradient norms, and the parameters after steps."""
         for one in self._all:
             found = [(step, name, value) for name, by_step in one.values().items() for step, value in by_step.items()]
-            refuse_values(found, rank, f"step {{}} of {one.num_steps}", self.optimizers)
-        self.optimizers.refuse(rank)
+            refuse_values(found, f"step {{}} of {one.num_steps}", self.optimizers)
+        self.optimizers.refuse()
 
     def result(self, recorded: Recorded, *, has_own_steps: bool = False) -> RankResult:
         """Return everything recorded, with the times of the main optimizer.
