@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from pytest_aorta.session.comparing import RunningComparison
 
 
+# Returns the changes of a request, so that ranks capture what is to be compared.
+Capture: TypeAlias = Callable[[LaunchRequest], dict[str, Any]]
+
+
 def every_step(request: LaunchRequest) -> dict[str, Any]:
     """Return the changes of a request by which a recorded script hashes its weights in every step."""
     return {"record": request.record.replace(hash_every_step=True)} if request.record is not None else {}
@@ -59,7 +63,7 @@ class _Locator:
 
     aim: str
     choose: Callable[[RunningComparison, Sequence[Verdict]], list[Verdict]]
-    capture: Callable[[LaunchRequest], dict[str, Any]]
+    capture: Capture
     name: Callable[[RunningComparison, Sequence[Verdict], Mapping[Side, LaunchFacts]], str]
 
 
@@ -73,7 +77,7 @@ def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) ->
 def _name_weights(running: RunningComparison, rows: Sequence[Verdict], launched: Mapping[Side, LaunchFacts]) -> str:
     kind = METRICS[rows[0].metric].hashed
     # The launch of the baseline that has the hashes of every step.
-    there = launched.get(Side.REFERENCE) or max(running.recorded, key=_num_hashes)
+    there = launched.get(Side.REFERENCE) or max(running.old.center_launches if running.old else (), key=_num_hashes)
     where = first_other_weights(launched[Side.CANDIDATE].series, there.series, kind)
     same = f"no {kind} differ, so launches of the same code differ"
     return f"launched once more with hashes of every step: {where or same}"
@@ -133,8 +137,8 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
     launcher, (here, there) = running.launcher, running.results.values()
 
     def again(result: WorkloadResult, changes: Mapping[str, Any]) -> WorkloadResult:
-        launch = launcher.launch_of(result)
-        return launcher.repeat(launch, config={**launch.request.config, **changes}).result
+        side = Side.CANDIDATE if result is here else Side.REFERENCE
+        return running.again(side, lambda request: {"config": {**request.config, **changes}})
 
     found = [Note(f"config: {keys}")] if (keys := other_keys(here, there)) else []
     different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
