@@ -19,7 +19,7 @@ import msgspec
 from pytest_aorta.plan.options import OPTIONS, Option
 from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
-from pytest_aorta.result.measurements import DERIVED, SCHEMA_VERSION, WorkloadResult
+from pytest_aorta.result.measurements import SCHEMA_VERSION, WorkloadResult
 from pytest_aorta.session import history
 from pytest_aorta.session.history import HistoryEntry
 from pytest_aorta.verdict import baseline
@@ -177,8 +177,6 @@ def current_schema(name: str) -> str:
     """Return the text of the schema file of a struct, whose descriptions are those of its attributes."""
     kind, version = SCHEMAS[name]
     schema = _schema_of(kind, f"{name}/{version}", kind.__doc__ or "")
-    if kind is WorkloadResult:
-        _add_derived(schema)
     for part in (schema, *schema["$defs"].values()):
         _describe(part)
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
@@ -194,19 +192,6 @@ def _schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
         "description": description,
         "$defs": definitions,
     }
-
-
-def _add_derived(schema: dict[str, Any]) -> None:
-    """Add the properties of a result that its file contains too."""
-    derived, definitions = msgspec.json.schema_components(DERIVED.values(), ref_template="#/$defs/{name}")
-    for name, values in zip(DERIVED, derived, strict=True):
-        # The docstring of the class describes those that are no methods.
-        text = inspect.getdoc(inspect.getattr_static(WorkloadResult, name)) or ""
-        said = text.partition("\n")[0].removeprefix("Return ").rstrip(".")
-        schema["properties"][name] = values | {"description": _cell_text(said)}
-    schema["required"] += DERIVED
-    schema["additionalProperties"] = False
-    schema["$defs"] |= definitions
 
 
 def _describe(part: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.cli.workloads import require_folder
 from pytest_aorta.common.errors import DevicesUnavailable, ResultError, SpecError, UsageError
 from pytest_aorta.common.files import UnreadableFile, raised_as, write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
 from pytest_aorta.common.text import brief, counted, emit
@@ -239,8 +240,16 @@ def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
     return [f"FAILED: {result.failure_count} of its own checks", *(f"  {line}" for line in found)]
 
 
+# Values of a result over its ranks, which AORTA's files have.
+_AORTA_NAMES = (
+    "passed", "failure_count", "first_failure_iteration", "failure_details", "configured_iterations",
+    "total_iterations", "executed_iterations", "main_work_started", "elapsed_sec", "step_times_ms", "metrics",
+    "weight_hashes", "loss", "grad_norm", "environment",
+)  # fmt: skip
+
+
 def write_trial(folder: Path, result: WorkloadResult) -> Path:
-    """Write a result under the next free number and return its file.
+    """Write a result, with the values that AORTA's files have, under the next free number and return its file.
 
     Raises:
         ResultError: The file can't be written.
@@ -251,7 +260,7 @@ def write_trial(folder: Path, result: WorkloadResult) -> Path:
         while path.exists():
             number += 1
             path = folder / f"trial_{number}.json"
-        write_json(path, result.to_json())
+        write_json(path, to_builtins(result) | {name: to_builtins(getattr(result, name)) for name in _AORTA_NAMES})
     return path
 
 

@@ -27,7 +27,6 @@ from pytest_aorta.common.model import (
     TensorHash,
     Text,
     WeightHash,
-    to_builtins,
 )  # fmt: skip
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
@@ -200,16 +199,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         return None
 
 
-# What the file of a result contains beside the ranks' values, under AORTA's names or as one value of ranks that agree.
-DERIVED: Final[dict[str, Any]] = {
-    "passed": bool, "failure_count": int, "first_failure_iteration": int | None,
-    "failure_details": list[FailureDetail], "configured_iterations": int, "total_iterations": int,
-    "executed_iterations": int, "main_work_started": bool, "elapsed_sec": float, "step_times_ms": list[float],
-    "metrics": dict[str, float], "weight_hashes": dict[str, str], "loss": list[float], "grad_norm": list[float],
-    "environment": dict[str, Fact],
-}  # fmt: skip
-
-
 class _OfRanks(Generic[T]):
     """A value that a result computes from its ranks whenever it is read."""
 
@@ -221,11 +210,11 @@ class _OfRanks(Generic[T]):
         return self.value_of(result.ranks)
 
 
-class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=False):
+class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     """The result of one launch over all ranks.
 
     Lists by rank contain one entry per rank, or one entry alone if only one rank steps an optimizer. The attributes
-    from ``passed`` on are computed from ``ranks``; the result's file also contains those named in ``DERIVED``.
+    from ``passed`` on are computed from ``ranks``, which the result's file contains alone.
 
     Attributes:
         schema_version: version of this schema.
@@ -356,10 +345,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
             if PYTHON_TRACER not in found and rank.environment.get(PYTHON_TRACER):
                 found[PYTHON_TRACER] = rank.environment[PYTHON_TRACER]
         return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of the result's file, which contains the properties in ``DERIVED`` too."""
-        return {**to_builtins(self), **{name: to_builtins(getattr(self, name)) for name in DERIVED}}
 
 
 def _unless_all_empty(values: list[T]) -> list[T]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import raised_as, write_json_rows
-from pytest_aorta.common.model import convert, read_model
+from pytest_aorta.common.model import read_model, to_builtins
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -72,11 +72,9 @@ def collect_result(
         collective_ms=_waits_ms(plan, folders, ranks),
         ranks=ranks,
     )
-    path, document = plan.run_dir / RESULT_FILE, result.to_json()
-    with raised_as(ResultError, "result invalid: "):
-        convert(document, WorkloadResult, str(path))
+    path = plan.run_dir / RESULT_FILE
     with raised_as(ResultError, f"result {path} can't be written: "):
-        write_json_rows(path, document)
+        write_json_rows(path, to_builtins(result))
     return result
 
 
@@ -87,7 +85,7 @@ def read_result(path: Path) -> WorkloadResult:
         ResultError: The file is unreadable, of another schema version, or doesn't fit the schema.
     """
     with raised_as(ResultError, "result invalid: ", after="; if another version wrote it, run the workload again"):
-        result = read_model(path, WorkloadResult, max_bytes=MAX_RESULT_BYTES)
+        result = read_model(path, WorkloadResult, max_bytes=MAX_RESULT_BYTES, by_hand=False)
     problems = (rank.problem() for rank in result.ranks)
     problem = next(filter(None, problems), None) or _disagreement(result.ranks)
     lengths = sorted(set(map(len, result.collective_ms)))

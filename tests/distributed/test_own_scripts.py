@@ -51,7 +51,8 @@ def test_three_lines_record_step_times_tokens_loss_and_weights(tmp_path):
     (tmp_path / "train.py").write_text(RECORDED)
     done = aorta(tmp_path, "--script", "train.py", "--", "5")
     assert done.returncode == 0, done.stderr
-    result = read_result(tmp_path / "results" / "train" / "trial_0.json")
+    (path,) = (tmp_path / "results" / "train" / "launches").glob("*/result.json")
+    result = read_result(path)
     assert [len(times) for times in result.rank_step_times_ms] == [5, 5]
     assert (len(result.loss), list(result.weight_hashes)) == (5, ["5"])
     assert result.loss[-1] < result.loss[0]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pytest_aorta.common.files import slug, write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.overlap import overlap_of, union
@@ -130,7 +131,7 @@ class _Test:
         result = one_launch(plan, self.rng, self.ranks, self.steps)
         place = self.folder / slug(self.nodeid) / side / f"{len(self.launches) + 1:02d}-{plan.workload}"
         place.mkdir(parents=True)
-        write_json(place / "result.json", result.to_json())
+        write_json(place / "result.json", to_builtins(result))
         self.launches.append(ComparedLaunch(side, result.facts, str(place)))
         return self.launches[-1].facts
 

@@ -8,6 +8,7 @@ from pytest_aorta.cli.main import main
 from pytest_aorta.cli.report import sides
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.report.data import dataset_report
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import make_result
@@ -19,7 +20,7 @@ def keep(folder, test, step_ms, *, number=1, plan=None, **changes):
     (place / "ranks" / "0").mkdir(parents=True)
     (place / "ranks" / "0" / "result.json").write_text("{}")
     result = make_result([[step_ms] * 20] * 2, device="cuda", environment={"device": "cuda"}, **changes)
-    write_json(place / "result.json", result.to_json())
+    write_json(place / "result.json", to_builtins(result))
     write_json(place / "plan.json", plan or {"reference": None})
     return place / "result.json"
 
@@ -87,7 +88,7 @@ def test_reasons_name_both_values_and_no_baseline(tmp_path):
             [[10.0] * 20] * 2, environment={"device": "cpu", "torch": torch}, weight_hashes={"20": hashes[name]}
         )
         (tmp_path / name).mkdir()
-        write_json(tmp_path / name / "result.json", result.to_json())
+        write_json(tmp_path / name / "result.json", to_builtins(result))
     report = report_of(tmp_path / "old", tmp_path / "new")
     assert report.warnings == ()
     (test,) = report.tests

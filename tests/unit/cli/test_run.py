@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,6 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.options import ProfilerSchedule
 from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
-from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from pytest_aorta.session.launcher import Session
 from tests.unit.builders import ENDED_WELL, make_result, rank_values
@@ -102,13 +102,17 @@ def refused(capsys, *arguments: str, workload: str = "toy") -> str:
     return err
 
 
+def trial(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
 def test_each_trial_is_a_launch_and_a_valid_file_with_the_command_line(toy, capsys):
     assert run("--trials", "3") == 0
     assert (len(toy.plans), toy.trials()) == (3, ["trial_0.json", "trial_1.json", "trial_2.json"])
     assert len({plan.run_dir for plan in toy.plans}) == 3
-    result = read_result(toy.path / "results/toy/trial_2.json")
-    assert (result.workload, result.world_size, result.config["steps"]) == ("toy", 2, 3)
-    assert result.provenance.command == ["aorta", "run", "--workload", "toy", "--gpus", "0", "--trials", "3"]
+    result = trial(toy.path / "results/toy/trial_2.json")
+    assert (result["workload"], result["world_size"], result["config"]["steps"]) == ("toy", 2, 3)
+    assert result["provenance"]["command"] == ["aorta", "run", "--workload", "toy", "--gpus", "0", "--trials", "3"]
     assert capsys.readouterr().out.splitlines()[-1] == "3 trials: ok"
 
 
@@ -141,11 +145,11 @@ def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):
 
 def test_trials_that_are_there_are_not_overwritten(toy):
     run("--trials", "2")
-    was = read_result(toy.path / "results/toy/trial_0.json").loss
+    was = trial(toy.path / "results/toy/trial_0.json")["loss"]
     toy.all_ranks(loss=[7.0] * 3)
     assert run() == 0
     assert toy.trials() == ["trial_0.json", "trial_1.json", "trial_2.json"]
-    assert [read_result(toy.path / "results/toy" / name).loss for name in toy.trials()] == [was, was, [7.0] * 3]
+    assert [trial(toy.path / "results/toy" / name)["loss"] for name in toy.trials()] == [was, was, [7.0] * 3]
 
 
 def test_trials_that_another_run_writes_meanwhile_are_kept(toy, capsys):
@@ -164,7 +168,22 @@ def test_trials_that_another_run_writes_meanwhile_are_kept(toy, capsys):
     assert [line[:-1] for line in capsys.readouterr().out.splitlines() if line.endswith(".json:")] == [
         f"results/toy/{name}" for name in own
     ]
-    assert all(read_result(toy.path / "results/toy" / name).workload == "toy" for name in own)
+    assert all(trial(toy.path / "results/toy" / name)["workload"] == "toy" for name in own)
+
+
+def test_trial_has_the_names_of_aorta_beside_the_values_of_ranks(tmp_path):
+    metrics = {"gemm_throughput_tflops": [3.0, 5.0], "peak_memory_bytes": [8.0, 9.0]}
+    result = make_result([[4.0, 1.0, 6.0], [1.0, 2.0, 3.0]], rank_metrics=metrics)
+    document = json.loads(write_trial(tmp_path, result).read_text())
+    assert (document["passed"], document["executed_iterations"], document["total_iterations"]) == (True, 3, 3)
+    assert document["step_times_ms"] == [4.0, 2.0, 6.0]
+    assert [rank["step_times_ms"] for rank in document["ranks"]] == [[4.0, 1.0, 6.0], [1.0, 2.0, 3.0]]
+    assert document["metrics"] == {
+        "gemm_throughput": 4.0,
+        "gemm_throughput_tflops": 4.0,
+        "peak_memory_bytes": 9.0,
+        "step_time_p50": 4.0,
+    }
 
 
 def test_number_of_a_trial_that_cannot_be_written_stays_free(tmp_path, monkeypatch):
@@ -319,7 +338,7 @@ def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     (toy.path / "train.py").write_text("")
     assert cli.main(["run", "--script", "train.py", "--gpus", "0", "--nproc", "1", "--", "--lr", "1"]) == 0
     assert (toy.plans[0].args, toy.plans[0].world.size) == (("--lr", "1"), 1)
-    assert read_result(toy.path / "results/train/trial_0.json").config == {"args": ["--lr", "1"]}
+    assert trial(toy.path / "results/train/trial_0.json")["config"] == {"args": ["--lr", "1"]}
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def _read_baseline(data: bytes, folder: Path) -> None:
     json.dumps(to_builtins(baseline), allow_nan=False)
     for facts in baseline.center_launches:
         assert facts.device in ("cpu", "cuda")
-        assert facts.moment_s > -(2**40)
+        assert facts.provenance.moment_s > -(2**40)
     comparison = StoredComparison("case", BASELINE["config"], baseline, {}, default_priors, 3)
     for row in comparison.judge([make_facts()] * 3).rows:
         to_builtins(row)

@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.report.data import dataset_report
 from pytest_aorta.report.timeline import write_iterations
 from pytest_aorta.report.write import SCHEMA, summary, write_report
@@ -15,7 +16,7 @@ def keep(folder: Path, *hidden_ms: float, spans: bool = True) -> Path:
     run = folder / "test_a" / "0-toy"
     run.mkdir(parents=True)
     steps = len(hidden_ms)
-    (run / "result.json").write_text(json.dumps(make_result([[10.0] * steps] * 2).to_json()))
+    (run / "result.json").write_text(json.dumps(to_builtins(make_result([[10.0] * steps] * 2))))
     for rank in range(2):
         (run / "ranks" / str(rank)).mkdir(parents=True)
         lines = [{"step": step, "step_time_ms": 10.0, "loss": 2.0} for step in range(steps)]

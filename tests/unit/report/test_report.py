@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.report.data import Case, Launch, Report, read_launches, session_report
 from pytest_aorta.report.page.rows import (
     REACH,
@@ -69,10 +70,10 @@ def test_every_launch_of_a_run_is_in_its_report(run):
 
 
 def test_broken_results_are_warnings_that_name_them_and_spoil_no_other(tmp_path):
-    unequal = a_result().to_json()
+    unequal = to_builtins(a_result())
     unequal["ranks"][1]["step_times_ms"].pop()
     write_json(tmp_path / "unequal.json", unequal)
-    write_json(tmp_path / "good.json", a_result().to_json())
+    write_json(tmp_path / "good.json", to_builtins(a_result()))
     (tmp_path / "bad.json").write_text('{"schema_version": 2, "step_times_ms": [[-1.0]]}')
     problems: list[str] = []
     names = ("bad.json", "good.json", "gone.json", "unequal.json")
