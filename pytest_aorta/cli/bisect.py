@@ -23,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "aorta bisect [options] GOOD BAD -- NODE_ID [PYTEST OPTION ...]"
     parser.add_argument("good", metavar="GOOD", help="commit before the change")
     parser.add_argument("bad", metavar="BAD", help="commit with the change")
-    parser.add_argument("pytest", nargs="+", metavar="NODE_ID", help="after --: one test, and options of pytest")
     parser.add_argument(
         "--setup", metavar="COMMAND", type=_command, action="append", default=[],
         help="program with arguments that prepares the worktree of each commit, in its root folder; may be repeated; "
@@ -41,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the commits that were found and the message as JSON; the exit code is that of pytest, so a search "
         "that finds a commit ends with 1",
     )  # fmt: skip
-    parser.set_defaults(run=run)
+    parser.epilog = "After -- come one test and options of pytest."
+    parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     search = SearchRequest((good, bad), tuple(arguments.setup), arguments.metric)
     marks = {"tolerance": tolerances} if tolerances else {}
     with tempfile.TemporaryDirectory(prefix="aorta-bisect-") as folder:
-        code, found = run_pytest(arguments.pytest, Path(folder), shows_output=True, marks=marks, search=search)
+        code, found = run_pytest(arguments.args, Path(folder), shows_output=True, marks=marks, search=search)
     if arguments.result:
         write_json(arguments.result, to_builtins(found.search))
     return code

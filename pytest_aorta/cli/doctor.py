@@ -1,4 +1,4 @@
-"""``aorta doctor``: looks for problems that would break a run, on the host and in its torch."""
+"""``aorta doctor``: looks for problems that would break a run, on the host and in its torch, and lists leases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.common.processes import run_program
-from pytest_aorta.common.text import counted, emit, output_width, wrapped
+from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
+from pytest_aorta.launch.leases import holders
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import NVIDIA, Device
 from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE
@@ -44,8 +45,7 @@ _MARK = "facts: "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the subcommand."""
-    parser.add_argument("-v", "--verbose", action="store_true", help="print what torch.utils.collect_env finds, too")
+    """Declare the action of the subcommand."""
     parser.set_defaults(run=run)
 
 
@@ -57,8 +57,8 @@ class Problem:
     remedy: str
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the problems, and one line on what this machine can run."""
+def run(_arguments: argparse.Namespace) -> int:
+    """Print the problems, one line per GPU or other leased resource, and one line on what this machine can run."""
     devices: list[Device] = []
     problems: list[Problem] = []
     try:
@@ -74,12 +74,19 @@ def run(arguments: argparse.Namespace) -> int:
     width = output_width()
     for problem in problems:
         emit(wrapped(f"PROBLEM  {problem.text}", width) + wrapped(f"         -> {problem.remedy}", width))
+    emit(_leases(devices))
     torch = "" if isinstance(facts, str) else f"torch {facts['torch']}, built for {_build(facts)}; "
     emit([f"{counted(len(problems), 'problem') if problems else 'no problem'}; {torch}{_devices(devices)}"])
-    if arguments.verbose:
-        _, output, complaint = run_program([sys.executable, "-m", "torch.utils.collect_env"], os.environ, PROBE_S)
-        emit((output or complaint).splitlines())
     return ExitCode.PROBLEM if problems else ExitCode.OK
+
+
+def _leases(devices: Sequence[Device]) -> list[str]:
+    """Return a table of GPUs and of all resources that are leased; nothing without any."""
+    listed = {device.uuid: (device.token, device.model) for device in devices}
+    held = {resource: f"held by {claim.owner} ({claim.process})" for claim in holders() for resource in claim.resources}
+    names = dict.fromkeys([*listed, *held])
+    rows = [(name, *listed.get(name, ("-", "-")), held.get(name, "free")) for name in names]
+    return table([("name", "token", "model", "state"), *rows], output_width()) if rows else []
 
 
 def _devices(devices: Sequence[Device]) -> str:

@@ -7,9 +7,8 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_aorta.cli import ExitCode
@@ -26,34 +25,17 @@ class Command:
         name: Word after ``aorta``.
         group: What the subcommand is for; the help lists subcommands by group.
         help: One line for the help.
-        add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code. If
-            None, the module of the same name has this function. Only the module of a given subcommand is imported:
-            importing all of them takes ten times as long as showing the help.
     """
 
     name: str
     group: str
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 
 
-def _add_agent(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``aorta agent``, which runs this node's part of a launch that node 0 has started."""
-    from pytest_aorta.launch.nodes import node_rank, take_part  # other commands do without
-    from pytest_aorta.plan.options import integer_from
-
-    def run(arguments: argparse.Namespace) -> int:
-        take_part(arguments.folder, node_rank(arguments.node_rank))
-        return ExitCode.OK
-
-    parser.add_argument("folder", metavar="RUN_FOLDER", type=Path, help="run folder, which all nodes share")
-    where = "default: AORTA_NODE_RANK, or the number that Slurm or Kubernetes gives"
-    parser.add_argument("--node-rank", metavar="N", type=integer_from(0), help=f"number of this node, from 0 ({where})")
-    parser.set_defaults(run=run)
-
-
+# The module of a subcommand has a function ``add_arguments``, which declares the options, and sets the default ``run``:
+# arguments -> exit code.
 COMMANDS = (
-    Command("doctor", "start", "look for problems that would break a run"),
+    Command("doctor", "start", "look for problems that would break a run, and list GPUs and leases"),
     Command("init", "start", "write a first test, settings of pytest and .gitignore"),
     Command("workloads", "start", "list workloads, or the config keys of one workload"),
     Command("run", "test", "launch a workload or a training script and keep each trial's result"),
@@ -64,8 +46,7 @@ COMMANDS = (
     Command("history", "reports", "find changes in what --aorta-history has kept over commits, and draw it"),
     Command("comment", "CI", "check the findings of a job and write them as Markdown for a comment"),
     Command("bisect", "CI", "find the commit that changed a metric of a test"),
-    Command("devices", "cluster", "list devices and leases of this host"),
-    Command("agent", "cluster", "run this node's part of launches over several nodes", _add_agent),
+    Command("agent", "cluster", "run this node's part of launches over several nodes"),
 )
 
 
@@ -95,26 +76,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-class _Version(argparse.Action):
-    """Prints the version of the installed package, which only this option looks up."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        print(f"aorta {importlib.metadata.version('pytest-aorta')}")
-        parser.exit()
-
-
 class Parser(argparse.ArgumentParser):
     """A parser whose errors name the subcommand and its help."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``."""
-        known, unknown = super().parse_known_args(args, namespace)
-        # argparse takes all positional arguments at once, and those after -- are left over if options are in between.
-        if unknown[:1] == ["--"] and getattr(known, "args", None) == []:
-            known.args, unknown = unknown[1:], []
+        """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``.
+
+        If the subcommand has a default for ``args``, these are the words after ``--``, as they are.
+        """
+        words, passed_on = list(args), self.get_default("args")
+        if passed_on is not None and "--" in words:
+            at = words.index("--")
+            words, passed_on = words[:at], tuple(words[at + 1 :])
+        known, unknown = super().parse_known_args(words, namespace)
+        if passed_on is not None:
+            known.args = passed_on
         if unknown:
-            script = "; arguments of the script follow --" if getattr(known, "script", None) else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{script}")
+            hint = "; arguments of a script or of pytest follow --" if passed_on is not None else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -142,11 +121,14 @@ def parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
         epilog="\n".join(_groups()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version of pytest-aorta and exit")
+    version = f"aorta {importlib.metadata.version('pytest-aorta')}"
+    parser.add_argument(
+        "--version", action="version", version=version, help="print the version of pytest-aorta and exit"
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="aorta")
     for command in COMMANDS:
         subparser = commands.add_parser(command.name, description=command.help)
         if words is None or command.name in words:
-            declare = command.add_arguments or importlib.import_module(f"{__package__}.{command.name}").add_arguments
-            declare(subparser)
+            # Importing all modules takes ten times as long as showing the help.
+            importlib.import_module(f"{__package__}.{command.name}").add_arguments(subparser)
     return parser

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.pytest_run import run_pytest, unfinished
-from pytest_aorta.cli.run import add_config, add_shared, given_launch, given_options
-from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, UsageError
+from pytest_aorta.cli.target import ScriptTarget, WorkloadTarget, add_config, add_shared, given_options, given_target
+from pytest_aorta.common.errors import LaunchError, ResultError, UsageError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, counted, emit
 from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.plan.options import file_ending_in
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
-from pytest_aorta.report.write import require_packages
 from pytest_aorta.result.folder import RESULT_FILE, rank_folder, steps_entered
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.reading import read_result
@@ -48,19 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", metavar="WORKLOAD|SCRIPT|TEST", help="a workload, a training script (.py), or a test's node id"
     )
     parser.add_argument(
-        "args", nargs="*", metavar="ARG", help="after --: arguments of the script, or options of the test's pytest"
-    )
-    parser.add_argument(
         "--sizes", metavar="N,N,...", type=_sizes, default=(2, 8, 64, 1024),
         help="numbers of ranks (default: 2,8,64,1024)",
     )  # fmt: skip
     parser.add_argument("--rank", metavar="N", type=int, default=0, help="the rank to simulate (default: 0)")
-    parser.add_argument(
-        "--plot", metavar="FILE", type=file_ending_in(".png", ".svg"), help="picture to draw, .png or .svg"
-    )
     add_config(parser)
     add_shared(parser, SHARED)
-    parser.set_defaults(run=run)
+    parser.epilog = "After -- come arguments of the script, or options of the test's pytest."
+    parser.set_defaults(run=run, args=())
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -74,7 +68,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launch one rank at each size, then print the table and what explains it, and draw it on request.
+    """Launch one rank at each size, then print the table and what explains it.
 
     If a launch fails, the sizes before it are printed first.
 
@@ -85,29 +79,32 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if not 0 <= arguments.rank < arguments.sizes[0]:
         raise UsageError(f"--rank: got {arguments.rank}, allowed is a rank from 0 to {arguments.sizes[0] - 1}")
-    if arguments.plot:
-        require_packages()
+    sizes, word, args = arguments.sizes, arguments.target, arguments.args
+    places = (arguments.results, sizes, arguments.rank)
+    if "::" in word:
+        if arguments.config or arguments.assignments:
+            raise UsageError("--config, --set: a test gives its own config; give options of pytest after --")
+        results = _of_test(word, args, *places)
+    else:
+        options = given_options(arguments)
+        workload, script = (None, word) if "." in word else (word, None)
+        target = given_target(options, workload, script, args, arguments.config, arguments.assignments)
+        results = _of_target(target, options, *places)
     points: list[Point] = []
+    failed: dict[int, int] = {}
     try:
-        for result in _of_test(arguments) if "::" in arguments.target else _of_launch(arguments):
+        for result in results:
             points.append(point_of(result))
-    except AortaError as error:
-        if points:
-            emit([*table(points), *explanations(points), *_of_failed(error, arguments, points)])
+    except LaunchError as error:
+        if error.run_dir is not None:
+            # A script enters the step after its last one.
+            entered = steps_entered(rank_folder(error.run_dir, arguments.rank))
+            failed = {sizes[len(points)]: max(0, entered - 1)}
         raise
-    emit([*table(points), *explanations(points)])
-    if arguments.plot:
-        _draw(points, arguments.plot)
+    finally:
+        if points:
+            emit([*table(points), *explanations(points, failed)])
     return ExitCode.OK
-
-
-def _of_failed(error: AortaError, arguments: argparse.Namespace, points: Sequence["Point"]) -> list[str]:
-    """Return a line on the steps of a launch that failed, where it had fewer than those before."""
-    if not isinstance(error, LaunchError) or error.run_dir is None:
-        return []
-    # A script enters the step after its last one.
-    steps = steps_entered(rank_folder(error.run_dir, arguments.rank)) - 1
-    return _split({arguments.sizes[len(points)]: max(0, steps)} | {point.size: point.steps for point in points})
 
 
 def _split(steps: Mapping[int, int]) -> list[str]:
@@ -119,41 +116,32 @@ def _split(steps: Mapping[int, int]) -> list[str]:
     return [f"{shown}: the data are split; give the script a number of steps"]
 
 
-def _of_launch(arguments: argparse.Namespace) -> Iterator[WorkloadResult]:
+def _of_target(
+    target: WorkloadTarget | ScriptTarget, options: Options, base: Path, sizes: Sequence[int], rank: int
+) -> Iterator[WorkloadResult]:
     """Launch a workload or a script at each size."""
-    options = given_options(arguments)
-    is_script = arguments.target.endswith(".py")
-    arguments.script, arguments.workload = (arguments.target, None) if is_script else (None, arguments.target)
-    arguments.steps = None
-    launch = given_launch(arguments, options)
     require_torch()
     with closing(Session(options)) as session, terminable():
-        for size in arguments.sizes:
-            spec = TestSpec(WorldSpec(size, simulated=(arguments.rank,)))
-            world, base = resolve_world(spec.world, options, []), arguments.results / launch.folder / f"x{size}"
-            with session.launcher(world, spec, RunningTest(OWNER), base, timed=False) as launcher:
-                yield launch.start(DistributedWorld(launcher))
+        for size in sizes:
+            spec = TestSpec(WorldSpec(size, simulated=(rank,)))
+            world, folder = resolve_world(spec.world, options, []), base / target.slug / f"x{size}"
+            with session.launcher(world, spec, RunningTest(OWNER), folder, timed=False) as launcher:
+                yield target.launch(DistributedWorld(launcher))
 
 
-def _of_test(arguments: argparse.Namespace) -> Iterator[WorkloadResult]:
+def _of_test(test: str, words: Sequence[str], base: Path, sizes: Sequence[int], rank: int) -> Iterator[WorkloadResult]:
     """Run a test at each size, whatever its verdicts; yield the result of its first launch at each.
 
     Raises:
-        UsageError: An option is given that the test has no use for.
         AortaError: The test left no result.
     """
-    if given := [flag for flag, value in (("--config", arguments.config), ("--set", arguments.assignments)) if value]:
-        raise UsageError(f"{given[0]}: a test gives its own config; give options of pytest after --")
-    for size in arguments.sizes:
-        folder = create_numbered_folder(arguments.results.absolute() / slug(arguments.target), f"x{size}")
-        world = {"size": size, "simulated": [arguments.rank]}
-        words = [f"--aorta-results={folder}", arguments.target, *arguments.args]
-        _, found = run_pytest(words, folder, marks={"world": world})
+    for size in sizes:
+        folder = create_numbered_folder(base.absolute() / slug(test), f"x{size}")
+        world = {"size": size, "simulated": [rank]}
+        _, found = run_pytest([f"--aorta-results={folder}", test, *words], folder, marks={"world": world})
         left = [note.folder for record in found.records for note in record.launches if note.has_result]
         if not left:
-            raise unfinished(
-                folder, f"no launch on {size} simulated ranks had a result; {folder} has what pytest printed"
-            )
+            raise unfinished(folder, f"{test}: no launch on {size} simulated ranks had a result; pytest printed")
         yield read_result(Path(left[0]) / RESULT_FILE)
 
 
@@ -235,9 +223,12 @@ def table(points: Sequence[Point]) -> list[str]:
     return aligned([_COLUMNS, *rows], [""] * (len(rows) + 1))
 
 
-def explanations(points: Sequence[Point]) -> list[str]:
-    """Return what grows from one size to the next although the work of a rank does not, and why."""
-    lines = _split({point.size: point.steps for point in points})
+def explanations(points: Sequence[Point], failed: Mapping[int, int] | None = None) -> list[str]:
+    """Return what grows from one size to the next although the work of a rank does not, and why.
+
+    ``failed`` is the number of steps of a launch that failed, by its number of ranks.
+    """
+    lines = _split({point.size: point.steps for point in points} | dict(failed or {}))
     lines += [
         f"{_OTHER} {point.size:,} ranks: another kind of step was counted, such as one with a validation: {found}"
         for point in points
@@ -277,20 +268,3 @@ def _other_kind(first: Point, point: Point) -> str:
     calls = [(name, first.multiplying.get(name, 0), point.multiplying.get(name, 0)) for name in names]
     differing = [f"{now} calls of {name}, {then} at {first.size:,}" for name, then, now in calls if then != now]
     return ", ".join(differing[:_MOST_NAMED])
-
-
-def _draw(points: Sequence[Point], path: Path) -> None:
-    """Draw each column of the table over the number of ranks, and print the picture's name."""
-    from pytest_aorta.report.timeline import draw_growth
-
-    columns = {
-        "bytes": [float(point.num_bytes) for point in points],
-        "collectives": [float(sum(row.calls for row in point.collectives)) for point in points],
-        "operators": [float(point.operators) for point in points],
-        "FLOPs": [float(point.flops) for point in points],
-        "peak memory, bytes": [point.memory_bytes for point in points if point.memory_bytes is not None],
-    }
-    sizes = [point.size for point in points]
-    drawn = {name: values for name, values in columns.items() if len(values) == len(sizes)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    emit([f"picture: {draw_growth(sizes, drawn, path)}"])

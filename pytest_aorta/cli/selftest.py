@@ -85,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     parser.usage = "aorta selftest [NODE_ID ...] [-- PYTEST_OPTION ...]"
     parser.epilog = "Plants: " + "; ".join(f"{plant} ({signs.about})" for plant, signs in SIGNS.items()) + "."
-    parser.add_argument("pytest", nargs="*", metavar="NODE_ID", help="tests, and after --: options of pytest")
-    parser.set_defaults(run=run)
+    parser.add_argument("tests", nargs="*", metavar="NODE_ID", help="tests; after -- come options of pytest")
+    parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: The unchanged tests do not pass, or pytest did not run them.
     """
     with tempfile.TemporaryDirectory(prefix="aorta-selftest-") as folder:
-        runs = _Runs(Path(folder), tuple(arguments.pytest))
+        runs = _Runs(Path(folder), (*arguments.tests, *arguments.args))
         unchanged = _unchanged(runs)
         found: dict[str, list[_Finding]] = {nodeid: [] for nodeid in unchanged}
         for number, plant in enumerate(SIGNS, 1):

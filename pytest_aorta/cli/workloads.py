@@ -3,23 +3,21 @@
 import argparse
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from pytest_aorta.cli import ExitCode, add_folder
-from pytest_aorta.common.errors import SpecError, UsageError
+from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli.target import add_shared, given_options
+from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, workload_places
 
-# Folder of the user's own workloads that need not exist.
-DEFAULT_FOLDER = Path("workloads")
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="workload whose config keys to print")
-    add_folder(parser, str(DEFAULT_FOLDER), "folder of your own workloads")
+    add_shared(parser, ("workloads",))
     parser.set_defaults(run=run)
 
 
@@ -27,37 +25,25 @@ def run(arguments: argparse.Namespace) -> int:
     """Print all workloads, or one of them.
 
     Raises:
-        UsageError: The folder of ``--workloads`` does not exist.
-        SpecError: The named workload does not exist or can't be read.
+        SpecError: The folder of ``--workloads`` or the named workload does not exist, or can't be read.
     """
-    require_folder(arguments.workloads)
+    folders = given_options(arguments).workload_dirs
     if arguments.name is not None:
-        spec = find_workload(arguments.name, (arguments.workloads,))
-        emit(_one(spec))
-        return 0
+        emit(_one(find_workload(arguments.name, folders)))
+        return ExitCode.OK
     specs, problems = [], []
-    for name, places in sorted(workload_places((arguments.workloads,)).items()):
+    for name, places in sorted(workload_places(folders).items()):
         if ":" not in name and all(place.qualified for place in places):
             continue  # it is listed under its qualified name
         try:
-            specs.append(find_workload(name, (arguments.workloads,)))
+            specs.append(find_workload(name, folders))
         except SpecError as error:
             problems.append(str(error))
     emit(_all(specs, problems))
     return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
-def require_folder(folder: Path) -> None:
-    """Check the option ``--workloads``, whose default may be absent.
-
-    Raises:
-        UsageError: The folder does not exist.
-    """
-    if folder != DEFAULT_FOLDER and not folder.is_dir():
-        raise UsageError(f"--workloads: there is no folder {folder}")
-
-
-def allowed(schema: Mapping[str, Any]) -> str:
+def _allowed(schema: Mapping[str, Any]) -> str:
     """Return the limits of a value besides its type, in words."""
     parts = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
     if "enum" in schema:
@@ -97,7 +83,7 @@ def _one(spec: WorkloadSpec) -> list[str]:
 def _key_lines(key: str, schema: Mapping[str, Any], width: int) -> list[str]:
     """Return the lines of a config key and of the keys inside it, which --set addresses with a dot."""
     kind = schema["type"] if isinstance(schema["type"], str) else " or ".join(schema["type"])
-    limits = f"; {allowed(schema)}" if allowed(schema) else ""
+    limits = f"; {_allowed(schema)}" if _allowed(schema) else ""
     default = f" = {_plain(schema['default'])}" if "default" in schema else ""
     lines = wrapped(f"{key}{default}  ({kind}{limits})", width)
     if "description" in schema:

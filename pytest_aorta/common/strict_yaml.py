@@ -1,5 +1,6 @@
 """Strict reading of YAML that a person has written: the safe loader, without repeated keys."""
 
+import re
 from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
@@ -21,6 +22,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         if repeated := [key for key, count in keys.items() if count > 1]:
             raise yaml.constructor.ConstructorError(None, None, f"key {repeated[0]} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.1, which the loader follows, reads 1e-3 as text; YAML 1.2 and JSON read a number.
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), [*"-+0123456789"]
+)
 
 
 def read_yaml(path: Path, *, max_bytes: int = MAX_YAML_BYTES) -> Any:

@@ -458,7 +458,7 @@ def make_options(values: Mapping[str, Any], rootdir: Path, **others: Any) -> Opt
                 _check_place(f"{option.flag}={path}", found[name], is_file=name in ("report", "markdown"))
     for path in found["workload_dirs"]:
         if path not in Options.workload_dirs and not (rootdir / path).is_dir():
-            raise SpecError(f"{_DECLARED['workload_dirs'].key}: there is no folder {rootdir / path}")
+            raise SpecError(f"{_DECLARED['workload_dirs'].key}, --workloads: there is no folder {rootdir / path}")
     found["workload_dirs"] = tuple(rootdir / path for path in found["workload_dirs"])
     found["launcher"] = LauncherKind(found["launcher"])
     found["without_gpus"] = WithoutGpus(found["without_gpus"])

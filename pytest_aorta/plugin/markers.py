@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,11 +17,7 @@ if TYPE_CHECKING:
 
 # Tests that use this fixture, directly or through ``workload``, launch ranks.
 FIXTURE = "distributed_world"
-# A name that resembles a marker at least as much is a misspelt one: `timeout` (0.67 of launch_timeout) is not.
-_MISSPELT = 0.8
 MAX_TIMEOUT_S = 7 * 86400
-# The names of pytest-timeout: that of its entry point, and that of its module, which -p can load.
-_PYTEST_TIMEOUT = ("timeout", "pytest_timeout")
 
 
 @dataclass(frozen=True)
@@ -168,33 +162,12 @@ def read_spec(item: pytest.Item) -> TestSpec:
     """Return the values of the markers that a test has now. The closest marker wins, as in ``get_closest_marker``.
 
     Raises:
-        SpecError: An argument of a marker is unknown or not allowed, or the test has the marker of pytest-timeout
-            without that plugin.
+        SpecError: An argument of a marker is unknown or not allowed.
     """
     from pytest_aorta.session.launcher import TestSpec  # only a test with a launch needs the table of metrics
 
-    plugins = item.config.pluginmanager
-    has_pytest_timeout = any(plugins.has_plugin(name) or plugins.is_blocked(name) for name in _PYTEST_TIMEOUT)
-    if not has_pytest_timeout and item.get_closest_marker("timeout"):
-        raise SpecError(
-            "marker timeout: belongs to pytest-timeout, which is not installed; the time limit of each launch is "
-            "the marker launch_timeout(SECONDS)"
-        )
-    _check_names(item)
     read = {name: [row.value(mark) for mark in item.iter_markers(name)] for name, row in MARKERS.items()}
     return TestSpec(**{row.field: row.merge(read[name]) for name, row in MARKERS.items() if row.field is not None})
-
-
-def _check_names(item: pytest.Item) -> None:
-    """Check that no marker of the test is a misspelt one of :data:`MARKERS`, which would have no effect.
-
-    Raises:
-        SpecError: A marker nearly has the name of one, and the project has registered no marker of its name.
-    """
-    registered = {re.split(r"[(:]", line)[0].strip() for line in item.config.getini("markers")}
-    for name in sorted({mark.name for mark in item.iter_markers()} - registered):
-        if meant := difflib.get_close_matches(name, MARKERS, 1, _MISSPELT):
-            raise SpecError(f"marker {name}: is unknown; did you mean {meant[0]}?")
 
 
 def check_unchanged(item: pytest.Item, spec: TestSpec) -> None:

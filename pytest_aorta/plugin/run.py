@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
+from pytest_aorta.plugin.markers import FIXTURE
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
@@ -199,9 +200,15 @@ class Controller:
         self.run.records[known[-1]] = ended.replace(outcome="error", failure=failure)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Let SIGTERM end the run as Ctrl-C does, so that baselines and the report of finished tests are written."""
-        with terminable():
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Let SIGTERM end the run as Ctrl-C does while a test can launch, so that what finished before is written."""
+        with terminable() if FIXTURE in getattr(item, "fixturenames", ()) else nullcontext():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """As above, in a controller of xdist, which runs no tests itself."""
+        with terminable() if session.config.getoption("dist", "no") != "no" else nullcontext():
             return (yield)
 
     @pytest.hookimpl(optionalhook=True)

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.provenance import UTC_FORMAT, Provenance, version_text
+from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
 from pytest_aorta.session.record import Comparison, Side, TestRecord
@@ -26,7 +25,7 @@ from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.rows import changed_settings, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import Note, ReferenceKind, Verdict, Verdicts
 
 # The name of the other variant or version in an A/B.
 AB_REFERENCE = "A/B reference"
@@ -204,43 +203,6 @@ def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Ca
     return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name)
 
 
-_NOT_KNOWN = "unknown"
-
-
-def run_pairs(version: Provenance, command: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the known facts about a run in which no launch left a result: commit, branch and command."""
-    return [
-        ("commit", version_text(version.commit, version.dirty) or _NOT_KNOWN),
-        ("branch", version.branch or ("none (detached head)" if version.commit else _NOT_KNOWN)),
-        ("command", shlex.join(command) or _NOT_KNOWN),
-    ]
-
-
-def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return what was measured, when, where and by which command, as pairs of a label and a value.
-
-    The labels and their order are always the same, and a value that was not stored is "unknown".
-
-    Args:
-        launch: A launch of this run, of a result or of a baseline.
-        command: Words of the run's command line, for a launch that has none.
-    """
-    measured = launch.provenance
-    commit, branch, words = run_pairs(measured, measured.command or command)
-    device = "CPU ranks" if launch.device == "cpu" else str(launch.environment.get("device_name") or _NOT_KNOWN)
-    torch = str(launch.environment.get("torch") or _NOT_KNOWN)
-    return [commit, branch, ("measured", measured.measured_at), ("device", device), ("torch", torch), words]
-
-
-def provenance_values(launches: Sequence[LaunchFacts], command: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return each label of :func:`provenance_pairs` -> its distinct values; of the times, the first and the last."""
-    columns = zip(*(provenance_pairs(facts, command) for facts in launches), strict=True)
-    values = {column[0][0]: list(dict.fromkeys(value for _, value in column)) for column in columns}
-    if times := values.get("measured"):
-        values["measured"] = list(dict.fromkeys((min(times), max(times))))
-    return values
-
-
 _MAX_PLAN_BYTES = 1 << 20
 
 
@@ -326,9 +288,10 @@ def _test(name: str, case: str, sides: Mapping[str, Sequence[Launch]]) -> Test:
     (candidate, here), (reference, there) = sides.items()
     if here and there:
         verdicts = _verdicts(name, sides)
-        verdicts = verdicts.replace(notes=(*_differences(sides), *verdicts.notes))
+        verdicts = verdicts.replace(notes=(*map(Note, _differences(sides)), *verdicts.notes))
     else:
-        verdicts = Verdicts(name, (), (f"only in {candidate if here else reference}: no result to compare with",))
+        only = Note(f"only in {candidate if here else reference}: no result to compare with")
+        verdicts = Verdicts(name, (), (only,))
     wrong = [launch.result for launch in here if not launch.result.passed]
     has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
     outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"

@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 
 from pytest_aorta.common.model import Commit, Count, Model
 from pytest_aorta.common.text import brief, counted, printable
-from pytest_aorta.report.data import provenance_values
+from pytest_aorta.report.provenance import provenance_values
 from pytest_aorta.session.record import Side, TestRecord, caught_text, finding_groups, num_caught, totals
 from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict

@@ -153,26 +153,6 @@ def _draw_steps(panels: Sequence[tuple[str, Sequence[Iteration]]], path: Path) -
     return path
 
 
-def draw_growth(sizes: Sequence[int], columns: Mapping[str, Sequence[float]], path: Path) -> Path:
-    """Draw a panel for each column, over the numbers of ranks on a logarithmic axis."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    figure = Figure(figsize=(_WIDTH_INCHES, _STEPS_PANEL_INCHES), layout="constrained")
-    for number, (title, values) in enumerate(columns.items(), 1):
-        axes = figure.add_subplot(1, len(columns), number)
-        axes.plot(sizes, values, color=_COLORS[Lane.COMPUTE], marker=".", linewidth=1)
-        axes.set_title(title, fontsize=9, loc="left")
-        axes.set_xlabel("ranks", fontsize=8)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-        axes.set_ylim(0, max(values) * 1.1 or 1)
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.tick_params(labelsize=8)
-    figure.savefig(path, dpi=100)
-    return path
-
-
 def _draw_times(axes: Axes, title: str, steps: Sequence[Iteration]) -> None:
     for name, color in _LINE_COLORS.items():
         values = [getattr(step, name) for step in steps]

@@ -32,7 +32,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HOSTNAME = Path("/etc/hostname")
 
 
-class Provenance(Model, frozen=True, omit_defaults=True):
+class Provenance(Model, frozen=True):
     """The time, the session block and the code version of a launch.
 
     Attributes:

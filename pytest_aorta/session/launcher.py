@@ -189,6 +189,11 @@ class Launcher:
             raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
         return launch
 
+    def folder_of(self, result: WorkloadResult) -> Path | None:
+        """Return the run folder of a result; None for a result of another test, or a copy."""
+        launch = self.find(result)
+        return launch.plan.run_dir if launch else None
+
     def is_before(self, result: WorkloadResult, other: WorkloadResult) -> bool:
         """Return whether ``result`` was launched before ``other``; False unless both were launched by this test."""
         first, second = self.find(result), self.find(other)

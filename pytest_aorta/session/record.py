@@ -25,7 +25,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.metrics import measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import DIFFERS, FINDINGS, Decided, Reason, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import DIFFERS, FINDINGS, Decided, Note, Reason, ReferenceKind, Verdict
 
 # pytest-rerunfailures' word for the outcome of an attempt that is followed by another attempt.
 RETRIED = "rerun"
@@ -66,7 +66,7 @@ class Comparison(Model, frozen=True):
         suspect: The rank that explains a slower step; None if no rank does.
         baseline: File of the stored baseline, which may not exist; empty for a comparison of two variants.
         new: The baseline to store if the test passes.
-        has_failed: Whether the comparison raised ``ComparisonFailed``.
+        failing: The metrics whose verdicts were raised as ``ComparisonFailed``; empty if none was.
     """
 
     case: str
@@ -75,11 +75,11 @@ class Comparison(Model, frozen=True):
     workload: str = ""
     launches: tuple[ComparedLaunch, ...] = ()
     rows: tuple[Verdict, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     suspect: int | None = None
     baseline: str = ""
     new: NewBaseline | None = None
-    has_failed: bool = False
+    failing: tuple[str, ...] = ()
 
     def facts(self, side: Side) -> list[LaunchFacts]:
         """Return the facts of one side's launches, in order."""
@@ -155,7 +155,7 @@ class TestRecord(Model, frozen=True):
     @property
     def notes(self) -> list[str]:
         """Return the explanations of the verdicts."""
-        return [note for comparison in self.comparisons for note in comparison.notes]
+        return [note.text for comparison in self.comparisons for note in comparison.notes]
 
     @property
     def traces(self) -> list[str]:
@@ -269,7 +269,7 @@ class RunningTest:
 
 def _caught(comparison: Comparison) -> Comparison:
     """Return a comparison of a test that passed; if it raised an error, the test has caught that regression."""
-    if not comparison.has_failed:
+    if not comparison.failing:
         return comparison
     caught = Decided(Outcome.REGRESSION, is_expected=True)
     rows = (row.replace(state=caught) if row.outcome is Outcome.REGRESSION else row for row in comparison.rows)

@@ -12,8 +12,6 @@ from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
-from pytest_aorta.verdict.bitwise import LOCATE
-from pytest_aorta.verdict.by_rank import UNCOMPARED
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -203,7 +201,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     if unrecorded:
         lines.append(f"Missing: {unrecorded[0].detail}")
     facts = [("measured", _measured(comparison, rows)), *_causes(others, is_any=bool(failing))]
-    facts += [*_fewer(comparison, failing), *_labelled(comparison)]
+    facts += [*_fewer(comparison, failing), *((note.kind, note.text) for note in comparison.notes)]
     if version := next((row.reference.name for row in rows if row.reference.is_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
     elif comparison.baseline and not (again and again.is_recording):
@@ -244,14 +242,6 @@ def _fewer(comparison: Comparison, failing: Sequence[Verdict]) -> Iterator[tuple
         for row in comparison.rows:
             if row.outcome is Outcome.IMPROVED and metric_of(row.metric).cost is not None:
                 yield "changed", f"{row.metric} {row.change} ({row.both}){f': {row.reason}' if row.reason else ''}"
-
-
-def _labelled(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """Yield the notes: those on what was measured explain no verdict, and one is about a further launch."""
-    measured = {facts.description.optimizers for facts in comparison.facts(Side.CANDIDATE)}
-    for note in comparison.notes:
-        is_cause = note not in measured and not note.startswith(UNCOMPARED)
-        yield "locate" if note.startswith(LOCATE) else "cause" if is_cause else "note", note
 
 
 def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) -> Iterator[tuple[str, str]]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from pytest_aorta.common.errors import LaunchError, SpecError
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
 from pytest_aorta.plan.launch_plan import LaunchRequest, script_settings
-from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, check_environment, find_workload, resolve_config
-from pytest_aorta.result.diagnosis import NOT_FINITE
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import Launcher
-from pytest_aorta.verdict.bitwise import HASH_OPERATORS_STEP, locate_non_finite, read_all_operators
+from pytest_aorta.session.locating import locate_not_finite
 
 
 class DistributedWorld:
@@ -202,47 +200,10 @@ class DistributedWorld:
         try:
             return self._returned(self.launcher.launch(request, version).result)
         except LaunchError as error:
-            keys = request.spec.properties if request.spec else ()
-            found = NOT_FINITE.search(str(error))
-            if not self._options.locate or found is None:
-                raise
-            if HASH_OPERATORS_STEP in keys:
-                lines = [*self._non_finite(request, version, int(found["step"]))]
-            elif request.record is not None:
-                lines = [self._first_non_finite(request, version)]
-            else:
+            lines = locate_not_finite(self.launcher, request, version, error) if self._options.locate else []
+            if not lines:
                 raise
             raise LaunchError("\n".join([str(error), *lines]), error.kind, error.rank, error.run_dir) from None
-
-    def _first_non_finite(self, request: LaunchRequest, version: AnyReference | None) -> str:
-        """Launch a script again, which looks at its parameters after every step, and return a line on what it finds."""
-        assert request.record is not None
-        try:
-            self.launcher.launch(replace(request, record=request.record.replace(hash_every_step=True)), version)
-        except LaunchError as error:
-            found = NOT_FINITE.search(str(error))
-            return f"launched once more, with a look after every step: {found[0] if found else error}"
-        return "launched once more, all values are finite: launches of the same code differ"
-
-    def _non_finite(self, request: LaunchRequest, version: AnyReference | None, step: int) -> Iterator[str]:
-        """Launch again, and yield lines on the operator that wrote the first NaN.
-
-        A NaN that a gradient has in one step is in the loss only in the next one, often that of another rank.
-        """
-        for captured in range(step, max(0, step - 2), -1):
-            changed = replace(request, config=request.config | {HASH_OPERATORS_STEP: captured})
-            try:
-                run_dir = self.launcher.launch(changed, version).plan.run_dir
-                yield f"step {captured}: launched once more, all values are finite: launches of the same code differ"
-            except LaunchError as error:
-                if error.run_dir is None:
-                    yield f"step {captured}: not located, because a launch failed: {error}"
-                    return
-                run_dir = error.run_dir
-            line, is_origin = locate_non_finite(read_all_operators(run_dir, self.size, captured))
-            yield f"step {captured}, operators: {line}"
-            if is_origin:
-                return
 
 
 def check_result(method: str, given: object) -> None:

@@ -30,6 +30,8 @@ from pytest_aorta.verdict.verdicts import (
     Missing,
     MissingPart,
     NotApplicable,
+    Note,
+    NoteKind,
     Reason,
     ReferenceKind,
     State,
@@ -44,7 +46,7 @@ Calls: TypeAlias = Sequence[OperatorCall]
 Again: TypeAlias = Callable[[WorkloadResult, Mapping[str, Any]], WorkloadResult]
 # Returns the run folder of a result; None if it is not known.
 FolderOf: TypeAlias = Callable[[WorkloadResult], Path | None]
-# The option of a further launch that locates a difference; the begin of the notes on it.
+# The option of a further launch that locates a difference.
 LOCATE = "--aorta-locate"
 # The config keys that make a workload hash single tensors.
 HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
@@ -197,24 +199,26 @@ def locate_first(
     config_keys: Collection[str],
     again: Again | None,
     folder_of: FolderOf,
-) -> list[str]:
-    """Return lines on the location of the difference.
+) -> list[Note]:
+    """Return notes on the location of the difference.
 
     The location comes from the results, or from one more launch of each side by ``again``; None allows no launch.
     ``config_keys`` are the config keys that both sides have, and ``folder_of`` returns the run folder of a result.
     """
     step = difference.step
     lines = [f"first difference: step {step}, {difference.metric}"]
+    further: list[Note] = []
     can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
     can_capture = HASH_OPERATORS_STEP in config_keys
     is_hashed = all(_has_hashes(result, step) for result in (candidate, reference))
     if again is None or not (can_hash or can_capture) or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
         if not found and (can_hash or can_capture):
-            found = [f"{LOCATE} launches both once more to find the parameter and the module in step {step}"]
+            text = f"{LOCATE} launches both once more to find the parameter and the module in step {step}"
+            further = [Note(text, NoteKind.LOCATE)]
         elif not found and again is not None:
             found = [f"not located further: a side has no config keys {HASH_OPERATORS_STEP} and {HASH_TENSORS}"]
-        return lines + found
+        return [*map(Note, lines + found), *further]
     at: int | None = step
     while at is not None:
         changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: at} if can_hash else {}
@@ -224,7 +228,7 @@ def locate_first(
             there, here = again(reference, changes), again(candidate, changes)
         except LaunchError as error:
             lines += locate(candidate, reference, step, folder_of)
-            return [*lines, f"not located further, because a launch failed: {error}"]
+            return [*map(Note, lines), Note(f"not located further, because a launch failed: {error}")]
         repeated = first_difference(here, there, max(step, here.total_iterations), [difference.metric])
         if repeated != difference:
             is_captured = can_capture and at == step
@@ -233,7 +237,7 @@ def locate_first(
         # The operators of an earlier step whose tensors differ are captured by launches of their own.
         if (at := _first_earlier(here, there, at)) is not None:
             lines.append(f"tensors differ in step {at} already")
-    return lines + found
+    return [*map(Note, lines + found)]
 
 
 def _now(repeated: Difference | None, step: int, *, is_captured: bool) -> str:
@@ -260,11 +264,12 @@ def _has_hashes(result: WorkloadResult, step: int) -> bool:
 
 def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, folder_of: FolderOf) -> list[str]:
     """Return a line for each kind of tensor that both sides hashed in the step, in the order of computation."""
-    lines = _tensor_lines(candidate, reference, step)
+    kinds = _located_kinds(candidate, reference, step)
+    lines = [kind.text for kind in kinds]
     if (earlier := _first_earlier(candidate, reference, step)) is not None:
-        begun = [line for line in _tensor_lines(candidate, reference, earlier) if " differ" in line]
+        begun = [kind.text for kind in _located_kinds(candidate, reference, earlier) if kind.differs]
         lines = [*begun, f"so tensors differed in step {earlier}, before the values of step {step} did", *lines]
-    elif len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
+    elif len(kinds) == len(TENSOR_KINDS) and not any(kind.differs for kind in kinds[:-1]):
         lines.append("so the weights were changed in the optimizer's step, or after it")
     for captured in (earlier or step, step):
         sides = (read_all_operators(folder_of(side), side.world_size, captured) for side in (candidate, reference))
@@ -274,16 +279,23 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, fold
     return lines
 
 
-def _tensor_lines(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[str]:
-    lines = []
+class _LocatedKind(NamedTuple):
+    """Whether tensors of a kind differ in a step, and a line on which do."""
+
+    differs: bool
+    text: str
+
+
+def _located_kinds(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[_LocatedKind]:
+    found = []
     for kind in TENSOR_KINDS:
         if kind in _LOGICAL:
-            line = _locate_tensor(kind, candidate.tensor_hashes, reference.tensor_hashes, step)
+            located = _locate_tensor(kind, candidate.tensor_hashes, reference.tensor_hashes, step)
         else:
-            line = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
-        if line is not None:
-            lines.append(f"step {step}, {kind}: {line}")
-    return lines
+            located = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
+        if located is not None:
+            found.append(located._replace(text=f"step {step}, {kind}: {located.text}"))
+    return found
 
 
 def _first_earlier(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> int | None:
@@ -346,35 +358,38 @@ def _compared(here: TensorHashes | None, there: TensorHashes | None, step: int) 
 
 def _locate_tensor(
     kind: str, here: Mapping[str, TensorHashes], there: Mapping[str, TensorHashes], step: int
-) -> str | None:
+) -> _LocatedKind | None:
     found = _compared(here.get(kind), there.get(kind), step)
     if found is None:
         return None
     alone = f"; one of the two alone has {found.alone[:3]}" if found.alone else ""
     if not found.different:
-        return f"all {len(found.names)} {_LOGICAL[kind]} are the same{alone}"
+        return _LocatedKind(False, f"all {len(found.names)} {_LOGICAL[kind]} are the same{alone}")
     first = f"{found.different[0]} {found.shapes[found.different[0]]}"
-    return f"{len(found.different)} of {len(found.names)} {_LOGICAL[kind]} differ, first {first}{alone}"
+    text = f"{len(found.different)} of {len(found.names)} {_LOGICAL[kind]} differ, first {first}{alone}"
+    return _LocatedKind(True, text)
 
 
 def _locate_module(
     kind: str, here: list[dict[str, TensorHashes]], there: list[dict[str, TensorHashes]], step: int
-) -> str | None:
+) -> _LocatedKind | None:
     pairs = zip(here, there, strict=False)
     ranks = [found for mine, other in pairs if (found := _compared(mine.get(kind), other.get(kind), step))]
     if not ranks:
         return None
     what = "inputs and outputs of modules" if kind == "forward" else "gradients of modules' outputs"
     if not (different := [rank for rank, found in enumerate(ranks) if found.different]):
-        return f"all {len(ranks[0].names)} {what} are the same on all {counted(len(ranks), 'rank')}"
+        text = f"all {len(ranks[0].names)} {what} are the same on all {counted(len(ranks), 'rank')}"
+        return _LocatedKind(False, text)
     # Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
     position, rank = min((ranks[rank].names.index(ranks[rank].different[0]), rank) for rank in different)
     found = ranks[rank]
     first = found.different[0]
-    return (
+    return _LocatedKind(
+        True,
         f"{len(found.different)} of {len(found.names)} {what} differ on rank {rank}, first {_boundary(kind, first)} "
         f"{found.shapes[first]}: {_origin(kind, first, found.names[:position])} "
-        f"(some differ on {len(different)} of {len(ranks)} ranks)"
+        f"(some differ on {len(different)} of {len(ranks)} ranks)",
     )
 
 

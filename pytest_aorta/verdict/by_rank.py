@@ -11,7 +11,7 @@ most fifty, as in Megatron-LM's functional tests.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -186,8 +186,6 @@ def _by_file(places: Mapping[str, int]) -> Counter[str]:
 
 # The most by which unchanged code exceeds the growth of memory of its baseline, as a fraction of this growth.
 _GROWTH_VARIES = 0.25
-# Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
-MEMORY_GROWTH = 0.03
 
 
 def judge_growth(row: Row) -> Verdict:
@@ -219,25 +217,17 @@ def _growth_a_step(facts: LaunchFacts, rank: int) -> str:
     return f"{facts.memory_growth_bytes[rank] / facts.num_steps / 2**20:.3g} MiB"
 
 
-# The begins of notes on costs and buffers that are not compared.
-UNCOMPARED = "costs of a step are not", "buffers are not"
-
-
-def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:
-    """Return lines on costs, buffers and growing memory that are not compared, since one side lacks them."""
+def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
+    """Yield lines on costs and buffers that are not compared, since one side lacks them, and on what was measured."""
     here = launches[0].costs
     again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
-    found = []
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
-        found.append(f"{UNCOMPARED[0]} compared: {problem}")
+        yield f"costs of a step are not compared: {problem}"
     elif here and others and not has_costs(others[-1]):
-        found.append(f"{UNCOMPARED[0]} in the {side}{again}")
+        yield f"costs of a step are not in the {side}{again}"
     if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
-        found.append(f"{UNCOMPARED[1]} compared: the {side} has no hashes of them{again}")
-    memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
-    if memory > MEMORY_GROWTH and not (others and others[-1].memory_growth):
-        found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
-    return tuple(found)
+        yield f"buffers are not compared: the {side} has no hashes of them{again}"
+    yield from dict.fromkeys(text for launch in launches if (text := launch.description.optimizers))
 
 
 _STEPS_PER_OUTLIER, _MOST_OUTLIERS = 100, 50
@@ -375,11 +365,3 @@ def _judge_steps(
         f"first {first}: {value:.6g}, recorded {center[first]:.6g}; {beside}"
     )
     return row.decided(Outcome.REGRESSION, value, center[first], detail)
-
-
-def series_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
-    """Return what was measured, and which replicas differ that did not on the other side."""
-    usual = [parted for one in others for parted in one.description.replicas]
-    measured = [one.description.optimizers for one in launches if one.description.optimizers]
-    new = [next((str(parted) for parted in one.description.replicas if parted not in usual), "") for one in launches]
-    return list(dict.fromkeys(filter(None, (*measured, *new))))

@@ -35,6 +35,8 @@ _IDLE_OF_LAG = 0.75
 _COMPUTE_OF_LAG = 0.5
 # The least growth from a launch's first step to its last that is reported.
 STEP_GROWTH = {"cuda": 0.03, "cpu": 0.5}
+# Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
+MEMORY_GROWTH = 0.03
 # The least slowdown of the canary against the baseline that is reported.
 CANARY_CHANGE = {"cuda": 0.05, "cpu": 1.0}
 # The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
@@ -150,8 +152,15 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], sid
     steps = median(launch.description.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
         found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")
-    found += launch_notes([launch.description.late_steps for launch in launches])
-    return found + _choice_notes(launches, reference, side) + _throttle_notes(launches, reference, side)
+    described = [launch.description for launch in launches]
+    found += launch_notes([launch.late_steps for launch in described])
+    found += [*_choice_notes(launches, reference, side), *_throttle_notes(launches, reference, side)]
+    memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
+    if memory > MEMORY_GROWTH and not (reference and reference[-1].memory_growth):
+        found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
+    usual = [parted for other in reference for parted in other.description.replicas]
+    new = [next((str(parted) for parted in launch.replicas if parted not in usual), "") for launch in described]
+    return [*found, *dict.fromkeys(filter(None, new))]
 
 
 def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:

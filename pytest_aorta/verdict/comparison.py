@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth, series_notes, uncompared_notes
+from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth, uncompared_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
 from pytest_aorta.verdict.metrics import (
     METRICS,
@@ -35,6 +35,8 @@ from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_p
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
     MissingPart,
+    Note,
+    NoteKind,
     Reason,
     ReferenceKind,
     Unrecorded,
@@ -62,9 +64,9 @@ class _Comparison(ABC):
         for name, tolerance in tolerances.items():
             row = Row(self.case, metric_of(name, tolerance.direction), tolerance, reference, launches, others, count)
             rows.append((decided or {}).get(name) or self._judge(row))
-        notes, suspect = notes_on(rows, launches, others, side)
-        notes += (*uncompared_notes(launches, others, side), *series_notes(launches, others))
-        return Verdicts(self.case, tuple(rows), notes, suspect)
+        causes, suspect = notes_on(rows, launches, others, side)
+        uncompared = (Note(text, NoteKind.NOTE) for text in uncompared_notes(launches, others, side))
+        return Verdicts(self.case, tuple(rows), (*map(Note, causes), *uncompared), suspect)
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int

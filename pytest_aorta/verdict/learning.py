@@ -11,8 +11,7 @@ from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.result.series import BUFFERS, first_other_weights
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
-from pytest_aorta.verdict.by_rank import MEMORY_GROWTH
-from pytest_aorta.verdict.causes import STEP_GROWTH, launch_notes
+from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, transformed_values, wider_or_paired

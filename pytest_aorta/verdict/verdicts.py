@@ -286,6 +286,28 @@ class Verdict(Model, frozen=True):
         return f"{self.headline}; {self.reason}" if self.is_compared and self.reason else self.headline
 
 
+class NoteKind(StrEnum):
+    """The kind of a note, by its label in the text of a failure."""
+
+    CAUSE = "cause"
+    """An explanation of the verdicts."""
+    LOCATE = "locate"
+    """How a further launch locates a difference."""
+    NOTE = "note"
+    """What was measured or left out; it explains no verdict."""
+
+
+class Note(Model, frozen=True):
+    """A line on a comparison's launches."""
+
+    text: str
+    kind: NoteKind = NoteKind.CAUSE
+
+    def __str__(self) -> str:
+        """Return the line."""
+        return self.text
+
+
 class Verdicts(Model, frozen=True):
     """All verdicts of one comparison, with notes on its launches.
 
@@ -298,7 +320,7 @@ class Verdicts(Model, frozen=True):
 
     case: str
     rows: tuple[Verdict, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     suspect: int | None = None
 
     def __repr__(self) -> str:

@@ -5,23 +5,17 @@ eager code and from the graphs of ``aot_eager``. Kernels that inductor generates
 """
 
 import hashlib
-import linecache
 import math
 import os
-import re
-import sys
-import traceback
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import fx, nn
+from torch import nn
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
@@ -36,23 +30,18 @@ from pytest_aorta.result.trace.rank_files import (
 )
 from pytest_aorta.worker.finite import CHECKED
 from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
+from pytest_aorta.worker.places import Places
 from pytest_aorta.worker.torch_private import (
-    CALL_MODULE_NAME,
-    RUN_BACKWARD_NAME,
     FakeTensor,
     TorchDispatchMode,
     c10d,
-    current_autograd_node,
     disable_current_modes,
-    sequence_number,
     tree_leaves,
     wait_tensor,
     zip_schema,
 )
-from pytest_aorta.worker.weight_hash import tensor_sums
+from pytest_aorta.worker.weight_hash import stacked, tensor_sums
 
-_TORCH = str(Path(torch.__file__).parent)
-_PACKAGE = str(Path(__file__).parents[1])
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
 # Operators whose outputs hold whatever was in memory before.
 _UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
@@ -60,20 +49,7 @@ _UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empt
 _OBSERVE = "aorta::observe"
 # Arguments and results of attention that its kernels allocate and, without dropout, never write.
 _UNDEFINED = ("philox_seed", "philox_offset", "rng_state", "unused")
-# The sequence number of a node that accumulates a gradient is above this number.
-_NO_SEQUENCE_NUMBER = 2**63
-_TRACED_NAME = re.compile(r"^L\['\w+'\]")
-_TRACED_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MAX_TEXT = 200
-# The phase of operators that follow an optimizer's step and that no module calls.
-AFTER = "after the optimizer"
-
-
-class _Place(NamedTuple):
-    """The place of a call in the user's program."""
-
-    module: str
-    source: str
 
 
 class _Sums(NamedTuple):
@@ -98,15 +74,11 @@ class OperatorCapture(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         """Prepare to capture steps of ``model``; captured calls name its modules and parameters."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._modules = {id(module): name for name, module in model.named_modules()}
         self._model = model
         self._parameters: dict[int, str] = {}
         # Calls without the hashes of their inputs and outputs, which are still sums on the device.
         self._calls: list[tuple[OperatorCall, list[_Sums], list[_Sums]]] = []
-        # Autograd's sequence number -> the place in forward where the node was made.
-        self._forward_places: dict[int, _Place] = {}
-        # A graph that ran in this step -> the places of its nodes.
-        self._graph_places: dict[fx.GraphModule, dict[str, _Place]] = {}
+        self._places = Places(model, {})
         self._step: int | None = None
 
     @staticmethod
@@ -117,10 +89,9 @@ class OperatorCapture(TorchDispatchMode):
     def begin(self, step: int) -> None:
         """Start to capture measured step ``step``, counted from 1."""
         self._calls.clear()
-        self._forward_places.clear()
-        self._graph_places.clear()
         parts = ((name, local_part(parameter).detach()) for name, parameter in self._model.named_parameters())
         self._parameters = {local.data_ptr(): name for name, local in parts if local.numel()}
+        self._places = Places(self._model, self._parameters)
         self._step = step
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -135,7 +106,13 @@ class OperatorCapture(TorchDispatchMode):
         self._step = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and keep its hashes."""
+        """Run an operator and keep its hashes.
+
+        Each operator of the step comes here. What this method computes itself runs without dispatch modes, or it would
+        be captured too. Nothing is read from the device, since the host would wait for each operator; collectives are
+        the exception.
+        """
+        # What is not captured runs as it is.
         kwargs = kwargs or {}
         dtensor = dtensor_type()
         if dtensor is not None and any(issubclass(kind, dtensor) for kind in types):
@@ -144,6 +121,7 @@ class OperatorCapture(TorchDispatchMode):
         leaves = tree_leaves((args, kwargs))
         if _is_untracked(func) or any(isinstance(leaf, FakeTensor) for leaf in leaves):
             return func(*args, **kwargs)
+        # Memory that nobody has written differs between launches.
         if func._schema.name.split("::")[1] in _UNINITIALIZED:
             result = func(*args, **kwargs)
             with disable_current_modes():
@@ -152,11 +130,15 @@ class OperatorCapture(TorchDispatchMode):
             return result
         if len(self._calls) >= MAX_CALLS:
             return func(*args, **kwargs)
+
+        # What it reads is hashed before it runs, since it may write there.
         with disable_current_modes():
             read = list(_read_tensors(func, args, kwargs))
             inputs = [_sums(tensor) for tensor in read]
             state = _random_state(func, args, kwargs)
         result = func(*args, **kwargs)
+
+        # A collective has written its outputs only when it was waited for.
         is_collective = func.namespace in _COLLECTIVE_NAMESPACES
         with disable_current_modes():
             written = list(_written_tensors(func, args, kwargs, result))
@@ -166,8 +148,10 @@ class OperatorCapture(TorchDispatchMode):
             outputs = [_sums(tensor) for tensor in written if has_outputs]
             # Attention without dropout draws nothing.
             drawn_from = state if state and state != _random_state(func, args, kwargs) else ""
+
+        # The Python stack still shows who has called it.
         if inputs or outputs:
-            phase, place = self._place()
+            phase, place = self._places.now()
             names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))
             call = OperatorCall(
                 name=str(func)[:_MAX_TEXT],
@@ -203,62 +187,6 @@ class OperatorCapture(TorchDispatchMode):
                 )
             )
         return calls
-
-    def _place(self) -> tuple[str, _Place]:
-        node = current_autograd_node()
-        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
-        is_backward = node is not None or any(frame.f_code.co_name == RUN_BACKWARD_NAME for frame in frames)
-        if any(isinstance(frame.f_locals.get("self"), torch.optim.Optimizer) for frame in frames):
-            return "optimizer", _Place("", _source(frames))
-        traced = self._place_in_graph(frames)
-        last = self._calls[-1][0].phase if self._calls else ""
-        if last in ("optimizer", AFTER) and not is_backward and not self._module(frames):
-            return AFTER, _Place("", _source(frames))
-        if not is_backward:
-            place = traced or _Place(self._module(frames), _source(frames))
-            # Autograd has just made this operator's node, if it made one.
-            self._forward_places.setdefault(sequence_number(), place)
-            return "forward", place
-        if traced is not None:
-            return "backward", traced
-        if module := self._module(frames):
-            place = _Place(module, _source(frames))
-            self._forward_places.setdefault(sequence_number(), place)
-            return "recomputation", place
-        if any(_is_generated(frame) for frame in frames):
-            # The node stands for the whole graph, whose first line in forward is not this operator's.
-            return "backward", self._place_in_forward(node)._replace(source=_source(frames))
-        return "backward", self._place_in_forward(node)
-
-    def _place_in_graph(self, frames: Iterable[FrameType]) -> _Place | None:
-        """Return the place that the tracer stored in the node of a graph that runs; None outside of graphs."""
-        for frame in frames:
-            module = frame.f_locals.get("self")
-            if isinstance(module, fx.GraphModule) and frame.f_code.co_filename.startswith("<eval_with_key>"):
-                if module not in self._graph_places:
-                    self._graph_places[module] = {node.name: _place_of_node(node) for node in module.graph.nodes}
-                line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-                return self._graph_places[module].get(line.partition("=")[0].strip(), _Place("", ""))
-        return None
-
-    def _place_in_forward(self, node: Any) -> _Place:
-        """Return the place of the forward operator that an autograd node differentiates."""
-        nowhere = _Place("", "")
-        if node is None:
-            return nowhere
-        if (variable := getattr(node, "variable", None)) is not None:
-            name = self._parameters.get(local_part(variable).data_ptr(), "")
-            return _Place(name.rpartition(".")[0], "")
-        number = node._sequence_nr()
-        return self._forward_places.get(number, nowhere) if number < _NO_SEQUENCE_NUMBER else nowhere
-
-    def _module(self, frames: Sequence[FrameType]) -> str:
-        """Return the path of the innermost module that is called; empty for the root and outside of modules."""
-        for frame in frames:
-            # Module._call_impl names its module self; a module's forward may not.
-            if frame.f_code.co_name == CALL_MODULE_NAME and id(frame.f_locals.get("self")) in self._modules:
-                return str(self._modules[id(frame.f_locals["self"])])
-        return ""
 
 
 def _is_untracked(func: Any) -> bool:
@@ -349,16 +277,13 @@ def _group(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _digests(every: Sequence[_Sums]) -> list[tuple[str, int]]:
-    """Return 32 hex digits and the flag of NaN or infinity of each tensor, with one transfer from each device."""
-    by_device: dict[torch.device, list[int]] = defaultdict(list)
-    for number, (sums, _) in enumerate(every):
-        by_device[sums.device].append(number)
-    values: dict[int, list[int]] = {}
-    for numbers in by_device.values():
-        rows = torch.stack([every[number].sums for number in numbers]).tolist()
-        values.update(zip(numbers, rows, strict=True))
-    texts = ((f"{signature}{values[number][:2]}", values[number][2]) for number, (_, signature) in enumerate(every))
-    return [(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), kind) for text, kind in texts]
+    """Return 32 hex digits and the flag of NaN or infinity of each tensor, with one transfer from the device."""
+    rows = stacked([sums for sums, _ in every]).tolist() if every else []
+    texts = (f"{signature}{row[:2]}" for row, (_, signature) in zip(rows, every, strict=True))
+    return [
+        (hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), row[2])
+        for text, row in zip(texts, rows, strict=True)
+    ]
 
 
 def _random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -383,38 +308,3 @@ def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], drawn_f
     values = [given.get(argument.name, argument.default_value) for argument in func._schema.arguments]
     plain = (leaf for leaf in tree_leaves(values) if isinstance(leaf, bool | int | float | str | torch.dtype))
     return repr([*([f"{RANDOM_STATE} {drawn_from}"] if drawn_from else []), *plain])[:_MAX_TEXT]
-
-
-def _source(frames: Iterable[FrameType]) -> str:
-    """Return ``file:line`` of the innermost frame outside of torch and of this package."""
-    for frame in frames:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _PACKAGE, "<")):
-            return f"{_short(file)}:{frame.f_lineno}"
-    return ""
-
-
-def _is_generated(frame: FrameType) -> bool:
-    """Return whether inductor generated the code that a frame runs; its name is torch's, and its file a cache's."""
-    name = str(frame.f_globals.get("__name__", ""))
-    return name.startswith("torch._inductor.") and not frame.f_code.co_filename.startswith(_TORCH)
-
-
-def _short(file: str) -> str:
-    """Return the last three parts of a path, which are the same in every checkout."""
-    return "/".join(Path(file).parts[-3:])
-
-
-def _place_of_node(node: fx.Node) -> _Place:
-    """Return the place that the tracer stored in a node."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    paths = [path for path, _ in stack.values()]
-    # Outermost first.
-    frames = _TRACED_FRAME.findall(str(node.meta.get("stack_trace") or ""))
-    inside = [f"{_short(file)}:{line}" for file, line in frames if not file.startswith((_TORCH, _PACKAGE))]
-    return _Place(_plain(paths[-1]) if paths else "", inside[-1] if inside else "")
-
-
-def _plain(path: str) -> str:
-    """Return a module's path as ``named_modules`` writes it, from dynamo's ``L['self'].layers[0].norm``."""
-    return ".".join(word for word in re.findall(r"[^\[\].']+", _TRACED_NAME.sub("", path)) if word != "_modules")

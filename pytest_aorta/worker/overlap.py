@@ -117,16 +117,33 @@ def _captured(
     trace_path: Path | None = None,
     timed_ms: float | None = None,
 ) -> tuple[Profile, Costs]:
+    """Return the overlap of some steps, and the costs of one step before them."""
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
     if problem := wrapper_problem():
         return Profile(problem=problem), Costs(problem=problem)
-    asked, schedule = _asked_trace_path(), os.environ.get(variables.PROFILER_SCHEDULE)
-    if trace_path is not None or asked is None or not schedule:
-        return _capture(step, num_steps, device, trace_path or asked, timed_ms)
-    found = _capture(step, num_steps, device, None, timed_ms)
-    _keep_by_schedule(ProfilerSchedule.parse(schedule), step, num_steps, device, asked.parent)
-    return found
+    kept, schedule = trace_path or _asked_trace_path(), ""
+    if trace_path is None and kept is not None and (schedule := os.environ.get(variables.PROFILER_SCHEDULE, "")):
+        folder, kept = kept.parent, None
+    try:
+        first, costs = _counted(step, device)
+        if on_accelerator(device):
+            capture = _capture_ahead(step, num_steps, device, first, timed_ms)
+        else:
+            trace = _trace_of(_profile(step, num_steps, device)[0], num_steps, device)
+            capture = overlap_of_cpu(trace)
+        if kept is not None and on_accelerator(device):
+            _keep_profiled(_profile(step, num_steps, device)[0], num_steps, device, kept)
+        elif kept is not None:
+            _keep(steps_alone(trace, on_device=False), kept)
+    except _TooLargeError as error:
+        remedy = "lower profile_steps, or set it to 0" if error.num_steps > 1 else "set profile_steps: 0"
+        problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
+        warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
+        capture, costs = Profile(problem=problem), Costs(problem=problem)
+    if schedule:
+        _keep_by_schedule(ProfilerSchedule.parse(schedule), step, num_steps, device, folder)
+    return capture, costs
 
 
 class _OwnProfilerError(RuntimeError):
@@ -140,29 +157,6 @@ class _TooLargeError(Exception):
         steps = f"{num_steps} profiled steps" if num_steps > 1 else "one profiled step"
         super().__init__(f"the trace of {steps} has {beyond}")
         self.num_steps = num_steps
-
-
-def _capture(
-    step: Callable[[], object], num_steps: int, device: torch.device, kept: Path | None, timed_ms: float | None
-) -> tuple[Profile, Costs]:
-    """Return the overlap of some steps, and the costs of one step before them."""
-    try:
-        first, costs = _counted(step, device)
-        if on_accelerator(device):
-            capture = _capture_ahead(step, num_steps, device, first, timed_ms)
-        else:
-            trace = _trace_of(_profile(step, num_steps, device)[0], num_steps, device)
-            capture = overlap_of_cpu(trace)
-    except _TooLargeError as error:
-        remedy = "lower profile_steps, or set it to 0" if error.num_steps > 1 else "set profile_steps: 0"
-        problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
-        warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
-        return Profile(problem=problem), Costs(problem=problem)
-    if kept is not None and on_accelerator(device):
-        _keep_profiled(_profile(step, num_steps, device)[0], num_steps, device, kept)
-    elif kept is not None:
-        _keep(steps_alone(trace, on_device=False), kept)
-    return capture, costs
 
 
 def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str, Any], Costs]:
@@ -439,32 +433,29 @@ def _profile(
         cycles_per_ms(device)
         # The kernel that made the mark may have the name of the boundary's kernel, so it ends before profiling.
         synchronize(device)
+    profiler.__enter__()
     try:
-        with profiler:
-            if dist.is_initialized():
-                dist.barrier()
-            began_s = time.perf_counter()
-            if on_device:
-                spin(lead_ms, device)
-            for _ in range(warmup):
-                step()
-            first_boundary_s, first_boundary_ns = time.perf_counter(), time.time_ns()
-            for _ in range(num_steps):
-                _leave_boundary(mark)
-                step()
+        if dist.is_initialized():
+            dist.barrier()
+        began_s = time.perf_counter()
+        if on_device:
+            spin(lead_ms, device)
+        for _ in range(warmup):
+            step()
+        first_boundary_s, first_boundary_ns = time.perf_counter(), time.time_ns()
+        for _ in range(num_steps):
             _leave_boundary(mark)
-            ended_s, ended_ns = time.perf_counter(), time.time_ns()
-            synchronize(device)
-            # Without this check, the export of the profiler's trace would crash the process.
-            if not profiler_enabled():
-                raise _OwnProfilerError(
-                    "the step runs torch.profiler itself, which ends the capture; capture steps without it"
-                )
-    except RuntimeError as error:
-        # On torch 2.11, ending a profiler that has ended is an error of its own.
-        if isinstance(error.__context__, _OwnProfilerError):
-            raise error.__context__ from None
-        raise
+            step()
+        _leave_boundary(mark)
+        ended_s, ended_ns = time.perf_counter(), time.time_ns()
+        synchronize(device)
+    finally:
+        # A profiler that has ended can't be ended: torch 2.11 raises an error, and the export would crash the process.
+        if not profiler_enabled():
+            raise _OwnProfilerError(
+                "the step runs torch.profiler itself, which ends the capture; capture steps without it"
+            )
+        profiler.__exit__(None, None, None)
     before_ms, host_ms = (1e3 * (moment_s - began_s) for moment_s in (first_boundary_s, ended_s))
     return profiler, _Pass(before_ms, host_ms, first_boundary_ns, ended_ns)
 

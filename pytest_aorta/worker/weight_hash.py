@@ -29,7 +29,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from types import MappingProxyType
@@ -39,7 +39,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
-from pytest_aorta.common.text import brief
 from pytest_aorta.result.series import LocalWeights
 from pytest_aorta.worker.accelerator import group_device
 from pytest_aorta.worker.layout import Axis, Grid, is_dtensor, layout_of, local_grids, local_part
@@ -114,38 +113,6 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
 def logical_name(name: str) -> str:
     """Return a parameter's name without the modules with which torch wraps others."""
     return _WRAPPERS.sub("", name)
-
-
-def hash_optimizer(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]], group: _Group = None
-) -> WeightHash:
-    """Hash an optimizer's state, as tensors named ``<parameter>.<key>``; numbers count as tensors.
-
-    Parts of lists and dicts are named ``<parameter>.<key>.<index or key>``; None is left out. Collective, with the
-    errors of :func:`hash_parameters`.
-
-    Raises:
-        ValueError: The state has a value that is neither a tensor, a number of 64 bits, a list nor a dict.
-    """
-    state = [(name, optimizer.state.get(parameter, {})) for name, parameter in named_parameters]
-    return hash_parameters([entry for name, values in state for entry in _state_tensors(name, values)], group)
-
-
-def _state_tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _state_tensors(f"{name}.{key}", part)
-    elif isinstance(value, list | tuple):
-        for index, part in enumerate(value):
-            yield from _state_tensors(f"{name}.{index}", part)
-    elif value is not None:
-        try:
-            # Without a dtype, torch rounds numbers of Python to the default dtype.
-            yield name, torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-        except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
-                f"{name} is {brief(repr(value))}; tensors, numbers, and lists and dicts of them can be hashed"
-            ) from None
 
 
 def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHash:
@@ -449,9 +416,14 @@ def _sums_of_blocks(blocks: Sequence[_Block]) -> torch.Tensor:
         alike[-1].append(number)
     for batch in (batch for alike in batches.values() for batch in alike):
         sums |= zip(batch, _sums_of_small([blocks[number] for number in batch]).unbind(), strict=True)
-    # An optimizer keeps its step on the CPU beside state on the GPU, where the group gathers.
-    device = next((each.device for each in sums.values() if each.device.type != "cpu"), torch.device("cpu"))
-    return torch.stack([sums[number].to(device) for number in range(len(blocks))])
+    return stacked([sums[number] for number in range(len(blocks))])
+
+
+def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack tensors on one device, from which they can be read at once, and where the group gathers."""
+    # An optimizer keeps its step on the CPU beside state on the GPU.
+    device = next((each.device for each in tensors if each.device.type != "cpu"), torch.device("cpu"))
+    return torch.stack([each.to(device) for each in tensors])
 
 
 def _block_sums(block: _Block) -> torch.Tensor:

@@ -53,6 +53,15 @@ def test_chosen_number_of_launches_is_recorded_for_each_label_with_what_it_detec
     assert [len(json.loads(path.read_text())["launches"]) for path in gpu.baseline_files()] == [3, 3]
 
 
+def test_comparisons_with_one_label_are_numbered_and_have_baselines_of_their_own(project):
+    project.one_test("[workload.check(workload.run('toy', steps=steps)) for steps in (4, 6)]")
+    project.run(
+        "--update-baselines", shows=["recorded *::test_one::toy (*", "recorded *::test_one::toy 2 (*"], passed=1
+    )
+    project.one_test("[workload.check(workload.run('toy', steps=steps)) for steps in (4, 5)]")
+    project.run(shows="E  *Missing: the baseline was recorded with steps=6, the test has steps=5", failed=1)
+
+
 def test_one_launch_is_recorded_where_nothing_has_noise(project):
     project.write("test_toy.py", "def test_one(workload): workload.check(workload.run('toy'))")
     project.run("--update-baselines").stdout.fnmatch_lines(["aorta: 1 test OK, 1 baseline measured, 2 launches*"])

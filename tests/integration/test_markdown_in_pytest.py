@@ -108,7 +108,7 @@ def test_interrupted_run_whose_file_can_not_be_written_is_still_interrupted(proj
     )
     result = project.run("--aorta-markdown=file/aorta.md")
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["ERROR *file/aorta.md: no Markdown was written: *"])
+    result.stdout.fnmatch_lines(["ERROR *file/aorta.md: not written: *"])
 
 
 def test_run_with_a_file_that_can_not_be_imported_has_failed(learned):

@@ -15,7 +15,7 @@ from tests.unit.fake_drivers import FakeNvml
         (["-o", "aorta_launcher=mpi"], "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
         (["-o", "aorta_locate=maybe"], "ini key aorta_locate: "),
         (["-o", "aorta_timeout=abc"], "ini key aorta_timeout: could not convert string to float: 'abc', allowed is a"),
-        (["-o", "aorta_workloads=absent"], "aorta_workloads: there is no folder {}/absent"),
+        (["-o", "aorta_workloads=absent"], "aorta_workloads, --workloads: there is no folder {}/absent"),
         (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
         (["--aorta-without-gpus=fail", "--aorta-gpus=0"], "fail and --aorta-gpus=0 contradict each other"),
         (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),

@@ -86,8 +86,8 @@ def test_broken_result_is_a_warning_in_terminal_and_page(learned):
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ("--aorta-report=file/report.html", "ERROR *file/report.html: no report was written: *"),
-        ("--aorta-markdown=file/aorta.md", "ERROR *file/aorta.md: no Markdown was written: *"),
+        ("--aorta-report=file/report.html", "ERROR *file/report.html: not written: *"),
+        ("--aorta-markdown=file/aorta.md", "ERROR *file/aorta.md: not written: *"),
         ("--aorta-history=file", "ERROR --aorta-history: *file/*.jsonl: not written: *"),
     ],
 )

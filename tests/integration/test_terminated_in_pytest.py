@@ -5,6 +5,9 @@ import pytest
 TESTS = """
 import os, signal, time
 
+def test_another():
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
 def test_first(workload):
     workload.check(workload.run("toy"))
 
@@ -26,5 +29,6 @@ def test_baselines_of_tests_that_passed_are_written(project, victim, options):
     result = project.pytester.runpytest_subprocess("--update-baselines", *options, timeout=150)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*Terminated*"])
+    result.stdout.no_fnmatch_line("FAILED *")
     [baseline] = project.pytester.path.glob("baselines/**/*.json")
     assert "test-first" in baseline.name

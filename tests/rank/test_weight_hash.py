@@ -16,7 +16,6 @@ from pytest_aorta.worker.weight_hash import (
     LocalHashes,
     LocalShard,
     hash_local,
-    hash_optimizer,
     hash_parameters,
     hash_shards,
     tensor_sums,
@@ -331,73 +330,6 @@ def test_swapped_shards_permuted_rows_and_a_transposed_square_are_seen():
     others = [tensor.roll(4, 0), tensor.flip(0), tensor.flip(1), tensor.t().contiguous()]
 
     assert len({digest(tensor), *map(digest, others)}) == 1 + len(others)
-
-
-def test_the_state_of_an_optimizer_is_hashed_by_names():
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    before = hash_optimizer(optimizer, model.named_parameters())
-    optimizer.state[model.bias]["exp_avg"][1] += 1
-    after = hash_optimizer(optimizer, model.named_parameters())
-
-    assert set(before.per_tensor) == {f"{n}.{k}" for n in ("weight", "bias") for k in ("step", "exp_avg", "exp_avg_sq")}
-    assert [name for name in before.per_tensor if before.per_tensor[name] != after.per_tensor[name]] == ["bias.exp_avg"]
-
-
-class Keeping(torch.optim.Optimizer):
-    """An optimizer with any state for one parameter."""
-
-    def __init__(self, state):
-        self.parameter = torch.nn.Parameter(torch.ones(2))
-        super().__init__([self.parameter], {})
-        self.state[self.parameter] = state
-
-    def hashed(self):
-        return hash_optimizer(self, [("w", self.parameter)])
-
-
-def test_numbers_in_the_state_of_an_optimizer_are_hashed_to_the_last_bit():
-    for one, other in [(0.1, 0.1 + 2**-55), (2**60, 2**60 + 1), (True, False), (0.0, -0.0), (1, 1.0)]:
-        assert Keeping({"number": one}).hashed() != Keeping({"number": other}).hashed()
-    before = Keeping({"number": 0.1}).hashed()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert Keeping({"number": 0.1}).hashed() == before
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_lists_and_tables_in_the_state_of_an_optimizer_are_hashed_part_by_part():
-    state = {"step": 3, "old": [torch.ones(2), None, torch.zeros(3)], "by_axis": {"rows": torch.ones(1), 7: (1.0, 2)}}
-    found = Keeping(state).hashed().per_tensor
-    assert sorted(found) == ["w.by_axis.7.0", "w.by_axis.7.1", "w.by_axis.rows", "w.old.0", "w.old.2", "w.step"]
-    state["old"][2][1] = 1
-    changed = Keeping(state).hashed().per_tensor
-    assert [name for name in found if found[name] != changed[name]] == ["w.old.2"]
-
-
-@pytest.mark.parametrize("value", ["adam", 2**70, object()], ids=["text", "large integer", "object"])
-def test_state_that_cannot_be_hashed_is_an_error_that_names_it(value):
-    message = r"^w\.key\.0 is .*; tensors, numbers, and lists and dicts of them can be hashed"
-    with pytest.raises(ValueError, match=message):
-        Keeping({"key": [value]}).hashed()
-
-
-def test_state_of_lbfgs_has_a_hash():
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.LBFGS(model.parameters())
-
-    def closure():
-        optimizer.zero_grad()
-        loss = (model(torch.ones(1, 3)) - 1).pow(2).sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    names = hash_optimizer(optimizer, model.named_parameters()).per_tensor
-    assert {"weight.n_iter", "weight.old_dirs.0", "weight.t"} <= set(names)
 
 
 def test_a_scalar_and_an_empty_tensor_have_hashes():

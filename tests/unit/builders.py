@@ -40,6 +40,7 @@ from pytest_aorta.verdict.verdicts import (
     Missing,
     MissingPart,
     NotApplicable,
+    Note,
     Reason,
     State,
     Unrecorded,
@@ -179,12 +180,20 @@ def compared(case: str, *launches: LaunchFacts, side: Side = Side.CANDIDATE, **c
     return Comparison(case, launches=tuple(ComparedLaunch(side, facts) for facts in launches), **changes)
 
 
-def make_record(nodeid: str, rows: Sequence[Verdict] = (), *, notes: Sequence[str] = (), **changes: Any) -> TestRecord:
-    """Return the record of a test with one launch and one comparison for each case that ``rows`` have."""
+def make_record(
+    nodeid: str, rows: Sequence[Verdict] = (), *, notes: Sequence[str] = (), has_raised: bool = False, **changes: Any
+) -> TestRecord:
+    """Return the record of a test with one launch and one comparison for each case that ``rows`` have.
+
+    The error of the first comparison contains all of its verdicts if it has raised one.
+    """
     cases = dict.fromkeys(row.case for row in rows) or dict.fromkeys(["case"] if notes else [])
     comparisons = tuple(Comparison(case, rows=tuple(row for row in rows if row.case == case)) for case in cases)
+    if has_raised:
+        failing = tuple(row.metric for row in comparisons[0].rows)
+        comparisons = (replace(comparisons[0], failing=failing), *comparisons[1:])
     if notes:
-        comparisons = (replace(comparisons[0], notes=tuple(notes)), *comparisons[1:])
+        comparisons = (replace(comparisons[0], notes=tuple(map(Note, notes))), *comparisons[1:])
     return replace(TestRecord(nodeid, comparisons=comparisons, launches=ran(1), outcome="passed"), **changes)
 
 

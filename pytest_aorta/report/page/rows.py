@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_aorta.common.text import brief
-from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_values
+from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
+from pytest_aorta.report.provenance import provenance_values
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_aorta.cli import doctor
 from pytest_aorta.cli import main as cli
+from pytest_aorta.launch.leases import lease
 from pytest_aorta.plan.device_kind import AMD
 from tests.unit.builders import gpus, replace
 
@@ -73,21 +74,29 @@ def test_gpus_of_amd_need_torch_for_rocm(hip, num_problems):
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, tmp_path):
     """A machine without a problem; tests break parts of it."""
+    monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(doctor, "visible_devices", lambda *_: [])
     monkeypatch.setattr(doctor, "probe_torch", lambda: TORCH)
     return monkeypatch
 
 
-def test_command_ends_with_0_where_all_is_well_and_prints_torchs_own_listing_on_request(machine, capsys):
-    assert cli.main(["doctor", "-v"]) == 0
-    line, *listing = capsys.readouterr().out.splitlines()
-    assert line.startswith(
-        "no problem; torch 2.13.0+cu130, built for CUDA 13.0; no GPU is visible; runs take CPU ranks"
-    )
-    assert any(each.startswith("Libc version") for each in listing)
+def test_command_ends_with_0_where_all_is_well(machine, capsys):
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("no problem; torch 2.13.0+cu130, built for CUDA 13.0; no GPU is visible; runs take CPU ranks")
+
+
+def test_gpus_and_leased_resources_are_listed_with_their_holders(machine, capsys):
+    machine.setattr(doctor, "visible_devices", lambda *_: gpus(3))
+    with lease(["GPU-0", "cpu-0"], 2, exclusive=False, wait_s=0, owner="tests/test_a.py::test_x"):
+        cli.main(["doctor"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("GPU", "cpu"))]
+    assert [line.split()[:2] for line in lines] == [["GPU-0", "0"], ["GPU-1", "1"], ["GPU-2", "2"], ["cpu-0", "-"]]
+    assert "held by tests/test_a.py::test_x (pid" in lines[0]
+    assert lines[1].endswith("H200  free")
 
 
 def test_command_ends_with_1_and_the_remedy_where_something_breaks_a_run(machine, capsys):

@@ -5,8 +5,6 @@ import json
 import pytest
 
 from pytest_aorta.cli.main import main
-from pytest_aorta.cli.report import sides
-from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.report.data import dataset_report
@@ -139,8 +137,8 @@ def test_command_says_what_it_left_out_and_exits_with_1(two, tmp_path, capsys):
         (["old=gone"], "gone does not exist"),
         (["old=.", "new=.", "-o", "page.txt"], "ends in .html"),
         (["old=.", "new=."], "new=.: contains no result.json"),
-        (["old=.", "new=.", "--candidate", "other"], "'other'"),
-        (["old=.", "old=."], "takes two labels, e.g. old=results-a new=results-b; got 'old' alone"),
+        (["old=.", "new=.", "other=."], "allowed are two labels"),
+        (["old=.", "old=."], "got ['old'], allowed are two labels"),
     ],
 )
 def test_wrong_usage_says_what_is_allowed(arguments, text, tmp_path, monkeypatch, capsys):
@@ -149,13 +147,3 @@ def test_wrong_usage_says_what_is_allowed(arguments, text, tmp_path, monkeypatch
         raise SystemExit(main(["report", *arguments]))
     assert ended.value.code == 2
     assert text in capsys.readouterr().err
-
-
-def test_sides_are_the_first_and_the_second_label_unless_named():
-    assert sides(["a", "b"], None, None) == ("a", "b")
-    assert sides(["a", "b"], "b", None) == ("b", "a")
-    assert sides(["a", "b"], None, "a") == ("b", "a")
-    assert sides(["a", "b", "c"], "c", "a") == ("c", "a")
-    for labels, reference, candidate in ((["a"], None, None), (["a", "b", "c"], "a", None), (["a", "b"], "a", "a")):
-        with pytest.raises(UsageError):
-            sides(labels, reference, candidate)

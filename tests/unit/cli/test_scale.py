@@ -68,4 +68,4 @@ def test_a_wrong_command_line_launches_nothing(arguments, shows, capsys):
 @pytest.mark.parametrize("words", [["--sizes", "2", "train.py"], ["train.py", "--sizes", "2"]])
 def test_options_stand_before_or_after_the_target(words):
     arguments = parser(["scale"]).parse_args(["scale", *words, "--", "--steps", "5"])
-    assert (arguments.target, arguments.sizes, arguments.args) == ("train.py", (2,), ["--steps", "5"])
+    assert (arguments.target, arguments.sizes, arguments.args) == ("train.py", (2,), ("--steps", "5"))

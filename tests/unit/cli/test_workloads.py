@@ -41,7 +41,7 @@ def test_list_has_built_in_and_own_workloads_and_reports_those_that_can_not_be_r
 @pytest.mark.parametrize("arguments", [["workloads"], ["workloads", "fsdp"], ["run", "--workload", "fsdp"]])
 def test_folder_of_own_workloads_that_does_not_exist_is_wrong_usage(own, capsys, arguments):
     assert cli.main([*arguments, "--workloads", "wrkloads"]) == 2
-    assert capsys.readouterr().err == "aorta: --workloads: there is no folder wrkloads\n"
+    assert "--workloads: there is no folder " in capsys.readouterr().err
 
 
 def test_one_workload_has_its_keys_with_type_default_limits_and_help(own, capsys):

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.report.data import dataset_report
+from pytest_aorta.report.summary import SCHEMA, summary
 from pytest_aorta.report.timeline import write_iterations
-from pytest_aorta.report.write import SCHEMA, summary, write_report
+from pytest_aorta.report.write import write_report
 from tests.unit.builders import make_result, schema_violation
 
 

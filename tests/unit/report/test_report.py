@@ -20,8 +20,8 @@ from pytest_aorta.report.page.rows import (
     interval_marks,
     rank_rows,
 )
+from pytest_aorta.report.summary import SCHEMA, ratio, summary
 from pytest_aorta.report.timeline import draw_timelines, drawn_lanes
-from pytest_aorta.report.write import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import STEP_TIMES
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
 from pytest_aorta.session.record import TestRecord

@@ -15,7 +15,7 @@ from pytest_aorta.report.page.rows import (
 )
 from pytest_aorta.session.record import Comparison
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
+from pytest_aorta.verdict.verdicts import Note, ReferenceKind, VerdictReference
 from tests.unit.builders import (
     CAUGHT,
     make_baseline,
@@ -68,7 +68,7 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
 def test_page_begins_with_the_failure_its_causes_and_the_wait_for_each_rank():
     facts = [make_facts(rank_lag_ms=[-1.0, lag_ms]) for lag_ms in (1.0, 2.0, 9.0)]
     case = Case("c", (FAILED,), tuple(Launch(1, make_result([[1.0]]), launch) for launch in facts))
-    comparison = Comparison("a::b::c", rows=(FAILED,), notes=("others wait",), suspect=1)
+    comparison = Comparison("a::b::c", rows=(FAILED,), notes=(Note("others wait"),), suspect=1)
     test = make_test("a::b", "failed", case, failure="Regression: step_time_p50\n  measured  toy")
     late = replace(test, record=test.record.replace(comparisons=(comparison,)))
     retried, passed = make_test("a::c", "rerun", Case("c", (FAILED,))), make_test("a::d", "passed")
@@ -85,7 +85,7 @@ def test_page_begins_with_what_explains_each_finding_before_a_hint():
         make_verdict(Outcome.MISSING, metric="flops", detail="no baseline"),
     )
     test = make_test("a::b", "failed", Case("c", rows), failure="Missing: no baseline")
-    comparison = Comparison("a::b::c", rows=rows, notes=("--aorta-locate launches once more",))
+    comparison = Comparison("a::b::c", rows=rows, notes=(Note("--aorta-locate launches once more"),))
     (found,) = findings([replace(test, record=test.record.replace(comparisons=(comparison,)))])
     assert found.causes == [
         "host_copies: + aten::_local_scalar_dense x 1",

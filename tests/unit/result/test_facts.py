@@ -106,7 +106,7 @@ def test_facts_and_their_json_have_the_version_of_the_code(version):
     assert (facts.provenance.commit, facts.provenance.branch, facts.provenance.dirty) == version
     text = "" if commit is None else "c0ffee00c0ff and changes" if dirty else "c0ffee00c0ff"
     assert version_text(measured.commit, measured.dirty) == text
-    assert ("dirty" in to_builtins(facts)["provenance"]) is (dirty is not None)
+    assert to_builtins(facts)["provenance"]["dirty"] is dirty
 
 
 def test_late_steps_are_a_fact():

@@ -10,6 +10,8 @@ from pytest_aorta.verdict.verdicts import (
     Missing,
     MissingPart,
     NotApplicable,
+    Note,
+    NoteKind,
     Open,
     Reason,
     ReferenceKind,
@@ -35,10 +37,11 @@ VERDICT = st.builds(
     baseline=VALUE, delta=CHANGE, tolerance=TOLERANCE, reference=REFERENCE, detail=st.text(),
     low=CHANGE, high=CHANGE, launches=st.integers(1, 13),
 )  # fmt: skip
+NOTE = st.builds(Note, st.text(), st.sampled_from(NoteKind))
 COMPARISON = st.builds(
     Comparison, case=st.text(), kind=st.sampled_from(ReferenceKind),
     launches=st.lists(st.builds(ComparedLaunch, st.sampled_from(Side), st.just(make_facts())), max_size=2).map(tuple),
-    rows=st.lists(VERDICT, max_size=2).map(tuple), notes=st.lists(st.text(), max_size=2).map(tuple), baseline=st.text(),
+    rows=st.lists(VERDICT, max_size=2).map(tuple), notes=st.lists(NOTE, max_size=2).map(tuple), baseline=st.text(),
     new=st.none() | st.just(NewBaseline(make_baseline(), "digest", ("a line",))),
 )  # fmt: skip
 TIMES_S = st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6))

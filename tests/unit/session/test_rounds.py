@@ -11,7 +11,7 @@ from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Decided, Open, ReferenceKind, VerdictReference, Verdicts
+from pytest_aorta.verdict.verdicts import Decided, Note, Open, ReferenceKind, VerdictReference, Verdicts
 from tests.unit.builders import (
     UNRECORDED,
     compared,
@@ -129,9 +129,9 @@ def test_verdicts_of_an_a_b_take_the_places_of_the_stored_ones():
     stays = make_verdict(Outcome.PASS, metric="weight_hash")
     reference = VerdictReference(ReferenceKind.AB, "main")
     paired = make_verdict(Outcome.REGRESSION, detail="why", reference=reference)
-    verdicts = joined(Verdicts("case", (open_row, stays), ("a", "b")), Verdicts("A/B", (paired,), ("b", "c")))
+    verdicts = joined(Verdicts("case", (open_row, stays), (Note("a"),)), Verdicts("A/B", (paired,), (Note("b"),)))
     assert [row.outcome for row in verdicts.rows] == [Outcome.REGRESSION, Outcome.PASS]
-    assert (verdicts.case, verdicts.notes) == ("case", ("b", "c"))
+    assert (verdicts.case, verdicts.notes) == ("case", (Note("b"),))
     assert verdicts["step_time_p50"].reason == "A/B with main, why"
 
 
@@ -151,7 +151,9 @@ def text_of(
     verdicts = comparison.judge(launches)
     failing = verdicts.failing({Outcome.MISSING})
     case = "tests/test_a.py::test_x::fsdp"
-    ended = compared(case, *launches, platform="cpu-x1-gloo", workload="toy", baseline=str(FILE), notes=("a note",))
+    ended = compared(
+        case, *launches, platform="cpu-x1-gloo", workload="toy", baseline=str(FILE), notes=(Note("a note"),)
+    )
     again = Repeated(test, ["--aorta-gpus=2"], commit, has_later=bool(commit))
     return comparison_text(ended.replace(suspect=1), failing, again).splitlines()
 

@@ -28,6 +28,10 @@ def compare(candidates, references, marked=None, only=None, max_pairs=6) -> Verd
     return PairedComparison("case", marked or {}, default_priors, only, max_pairs).judge(candidates, references)
 
 
+def texts(verdicts: Verdicts) -> list[str]:
+    return [note.text for note in verdicts.notes]
+
+
 def outcomes(verdicts: Verdicts) -> dict[str, Outcome]:
     return {row.metric: row.outcome for row in verdicts.rows}
 

@@ -178,7 +178,7 @@ def test_an_earlier_step_whose_tensors_differ_is_located_by_launches_of_its_own(
 
     here, there = (make_result([[1.0] * 3], loss=[1.0, last, 1.0]) for last in (3.0, 2.0))
     keys = {"hash_operators_step", "hash_tensors", "hash_tensors_step"}
-    lines = bitwise.locate_first(here, there, Difference(2, "loss"), keys, again, lambda _: None)
+    lines = [*map(str, bitwise.locate_first(here, there, Difference(2, "loss"), keys, again, lambda _: None))]
     assert launched == [2, 2, 1, 1]
     assert lines[1] == "tensors differ in step 1 already"
     assert "step 1, weights: 1 of 3 parameters differ, first tok.weight [0, 4]" in lines
@@ -199,7 +199,8 @@ def test_difference_that_a_capture_makes_disappear_is_explained_by_a_race(losses
     def again(side, _):
         return make_result([[1.0] * 3], loss=losses if side is here else [1.0, 2.0, 1.0])
 
-    lines = bitwise.locate_first(here, there, Difference(2, "loss"), {"hash_operators_step"}, again, lambda _: None)
+    found = bitwise.locate_first(here, there, Difference(2, "loss"), {"hash_operators_step"}, again, lambda _: None)
+    lines = [note.text for note in found]
     assert expected in lines[1]
 
 
@@ -208,7 +209,7 @@ def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():
         make_result([[1.0]], loss=[1.0]), make_result([[1.0]], loss=[2.0]), Difference(1, "loss"), {"steps"},
         lambda *_: pytest.fail("launched"), lambda _: None,
     )  # fmt: skip
-    assert lines == [
+    assert [note.text for note in lines] == [
         "first difference: step 1, loss",
         "not located further: a side has no config keys hash_operators_step and hash_tensors",
     ]

@@ -7,7 +7,7 @@ from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, MissingPart, NotApplicable, Reason
 from tests.unit.builders import launches_needed, make_baseline, on_cpu, stored
-from tests.unit.verdict.compared import check, outcomes
+from tests.unit.verdict.compared import check, outcomes, texts
 
 GATHERS = CollectiveCost("all_gather", 4, 2, "bfloat16", 4_000_000)
 COSTS = Costs(
@@ -129,7 +129,7 @@ def test_costs_of_other_simulated_ranks_are_missing():
 def test_a_baseline_without_costs_stays_valid_and_says_so_once():
     verdicts = judged(COSTS, COSTS, before=[on_cpu()])
     assert not {row.metric for row in verdicts.rows} & {"collectives", "operators"}
-    assert verdicts.notes[-1].startswith("costs of a step are not in the baseline; record it again with")
+    assert texts(verdicts)[-1].startswith("costs of a step are not in the baseline; record it again with")
     marked = judged(COSTS, COSTS, before=[on_cpu()], marked={"collectives": "exact"})["collectives"]
     assert marked.state == Missing(MissingPart.BASELINE_VALUE)
 
@@ -138,7 +138,7 @@ def test_costs_that_a_launch_could_not_count_are_missing_with_the_reason():
     problem = Costs(problem="torch.profiler runs")
     verdicts = judged(problem, problem)
     assert verdicts["collectives"].is_lost
-    assert "costs of a step are not compared: torch.profiler runs" in verdicts.notes
+    assert "costs of a step are not compared: torch.profiler runs" in texts(verdicts)
 
 
 def test_an_operator_without_a_formula_is_told_in_the_row_of_flops_and_not_as_a_cause_of_other_changes():
@@ -146,7 +146,7 @@ def test_an_operator_without_a_formula_is_told_in_the_row_of_flops_and_not_as_a_
     verdicts = judged(custom, custom)
     assert verdicts["flops"].outcome is PASS
     assert verdicts["flops"].detail == "no formula is known for mine::scan, which counts as 0"
-    assert verdicts.notes == ()
+    assert texts(verdicts) == []
 
 
 def test_another_torch_keeps_operators_from_being_compared_but_not_collectives():

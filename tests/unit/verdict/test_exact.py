@@ -20,6 +20,7 @@ from tests.unit.verdict.compared import (
     chose,
     compare,
     outcomes,
+    texts,
 )
 
 
@@ -186,7 +187,7 @@ def test_pairs_of_different_choices_are_compared_and_the_choices_noted():
     candidates, references = [chose("full on all 4 blocks", with_p50(make_facts(), 15.0))] * 3, [chose("none")] * 3
     verdicts = compare(candidates, references)
     assert outcomes(verdicts) == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
-    assert "activation_checkpointing is 'full on all 4 blocks', the reference's 'none'" in verdicts.notes
+    assert "activation_checkpointing is 'full on all 4 blocks', the reference's 'none'" in texts(verdicts)
 
 
 @pytest.mark.parametrize(("version", "outcome"), [("main", Outcome.MISSING), ("", Outcome.NOT_APPLICABLE)])

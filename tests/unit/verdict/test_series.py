@@ -18,7 +18,7 @@ from pytest_aorta.result.series import (
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import make_baseline, make_facts, stored
-from tests.unit.verdict.compared import SURE, check
+from tests.unit.verdict.compared import SURE, check, texts
 
 NAME = "AdamW of DDP(Net)"
 
@@ -266,7 +266,7 @@ def test_baseline_without_buffers_stays_valid_and_says_so():
     verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=make_baseline(launches=stored(old)))
     assert "buffer_hash" not in {row.metric for row in verdicts.rows}
     assert any(
-        note.startswith("buffers are not compared: the baseline has no hashes of them") for note in verdicts.notes
+        note.startswith("buffers are not compared: the baseline has no hashes of them") for note in texts(verdicts)
     )
     varying = make_baseline(launches=stored(buffered({"1": "ab"})), left_out={"buffer_hash": "p0 varies"})
     row = check(buffered({"1": "cd"}), baseline=varying)["buffer_hash"]
@@ -299,9 +299,9 @@ def test_replicas_that_differ_in_the_baseline_too_are_no_cause():
         return make_facts(replicas=diverged([[series(weights=rank)] for rank in ranks]))
 
     baseline = make_baseline(launches=stored(stepped("de0", "120"))).condensed()
-    assert check(stepped("de0", "120"), baseline=baseline).notes == ()
+    assert texts(check(stepped("de0", "120"), baseline=baseline)) == []
     for digits, text in ((("de0", "100"), "p1 of "), (("d00", "120"), "p1 and 1 other of ")):
-        [note] = check(stepped(*digits), baseline=baseline).notes
+        [note] = texts(check(stepped(*digits), baseline=baseline))
         assert note.startswith(f"replicas differ: {text}{NAME} on rank 1")
 
 

@@ -1,0 +1,219 @@
+"""The launches by which ``aorta init`` finds out what of a script repeats, and which files it depends on."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.machinery import all_suffixes
+from pathlib import Path, PurePath
+from typing import Any, TypeAlias
+
+from pytest_aorta.cli.target import ScriptTarget
+from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
+from pytest_aorta.common.text import counted
+from pytest_aorta.launch.work_folder import changed, files_of, outermost, reads
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.reference import git
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.series import first_other_weights
+from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.verdict.bitwise import first_difference, locate_first
+
+# What Python and its packages read by themselves: sources, extension modules, and the metadata of packages.
+_SOURCES = tuple(all_suffixes())
+_METADATA = (".egg-info/", ".dist-info/")
+# Launches that try what a script does without a file.
+_MOST_TRIALS = 4
+_NO_WEIGHTS = "the launches recorded no weights, as by recorder.weights(model)"
+# A launch, or why it failed.
+Launched: TypeAlias = WorkloadResult | AortaError
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two launches of the same code with the same settings.
+
+    Attributes:
+        settings: Keywords of the launches.
+        one, other: The launches.
+        varies: How they differ; empty if they computed the same bits.
+    """
+
+    settings: Mapping[str, Any]
+    one: Launched
+    other: Launched
+    varies: str
+
+    def results(self) -> list[WorkloadResult]:
+        """Return the results of both launches.
+
+        Raises:
+            AortaError: A launch failed.
+        """
+        found = []
+        for launch in (self.one, self.other):
+            if isinstance(launch, AortaError):
+                raise launch
+            found.append(launch)
+        return found
+
+
+@dataclass(frozen=True)
+class _Use:
+    """The files that a launch has read and written, as paths from its folder, without tracked files and sources."""
+
+    read: Collection[str]
+    written: Sequence[str]
+
+
+class Trial:
+    """The launches of a script, and what they show.
+
+    A script that resumes from a checkpoint, or appends to a file, computes something else in its second launch, or in
+    a clean clone. If it reads what it has written, the test launches it in copies of the folder that lack these files.
+
+    Attributes:
+        notes: What the launches have shown, in sentences.
+    """
+
+    def __init__(self, target: ScriptTarget, world: DistributedWorld, results: Path) -> None:
+        self.notes: list[str] = []
+        self._target = target
+        self._world = world
+        self._results = results
+        self._root = Path.cwd()
+        self._uses: list[_Use] = []
+        self._before = self._files(self._root)
+        self._known = {name for name in self._before if name.endswith(_SOURCES)}
+        with suppress(SpecError):  # no repository
+            self._known.update(git(self._root, "ls-files", "-z", "--recurse-submodules").split("\0"))
+        session = world.launcher.session
+        session.start = partial(self._watched, session.start)
+
+    def _watched(self, start: Callable[[LaunchPlan], LaunchOutcome], plan: LaunchPlan) -> LaunchOutcome:
+        before = self._files(plan.folder)
+        # Checkpoints are newer than data, and not every file may be watched.
+        newest = sorted(before.keys() - self._known, key=lambda name: before[name][1], reverse=True)
+        with reads(plan.folder, [name for name in newest if not any(part in name for part in _METADATA)]) as read:
+            outcome = start(plan)
+        self._uses.append(_Use(read, changed(before, self._files(plan.folder))))
+        return outcome
+
+    def _files(self, folder: Path) -> dict[str, tuple[int, int]]:
+        return files_of(folder, [str(self._results)])
+
+    def settled(self) -> Pair:
+        """Launch until it is known whether launches repeat, and under which settings."""
+        pair = self._settled([])
+        before = pair.settings.get("fresh", [])
+        fresh, lacking = self._without(before, pair)
+        if fresh != before:
+            pair = self._settled(fresh)
+        self.notes += lacking
+        if left := outermost(changed(self._before, self._files(self._root)), self._before):
+            self.notes.append(f"these launches left {', '.join(left)} in this folder")
+        return pair
+
+    def _settled(self, fresh: Sequence[str]) -> Pair:
+        """Return two launches that repeat, if they do under any settings.
+
+        ``fresh`` are files of the script that earlier runs have left.
+        """
+        settings: dict[str, Any] = {"record": {"hash_weights": True}} | ({"fresh": [*fresh]} if fresh else {})
+        self.notes = [_copied(fresh)] if fresh else []
+        begun = len(self._uses)
+        pair = self._twice(settings)
+        uses = self._uses[begun:]
+        written = [name for use in uses for name in use.written]
+        carried = written if pair.varies else [name for name in written if any(name in use.read for use in uses)]
+        if not isinstance(pair.one, AortaError) and pair.varies != _NO_WEIGHTS and carried and not fresh:
+            own = sorted(outermost(carried, self._before))
+            copies = self._twice(settings | {"fresh": own})
+            # A file that is written and read within each launch needs no copy.
+            if pair.varies or _varies(pair.other, copies.one):
+                resumed = f"; else {pair.varies}" if pair.varies and not copies.varies else ""
+                self.notes.append(_copied(own) + resumed)
+                pair = copies
+        if pair.varies == _NO_WEIGHTS:
+            self.notes.append(f"weights are not compared: {pair.varies}")
+            return Pair({**pair.settings, "record": {}}, pair.one, pair.other, pair.varies)
+        if isinstance(pair.one, AortaError):
+            return pair
+        if pair.varies:
+            return self._made_deterministic(pair)
+        self.notes.append("weights are compared bit by bit: two launches computed the same")
+        return pair
+
+    def _without(self, fresh: list[str], pair: Pair) -> tuple[list[str], list[str]]:
+        """Return ``fresh`` with the files that earlier runs of the script have left, and notes on others that it reads.
+
+        A launch without such a file writes it again, and computes something else.
+        """
+        read = {name: None for use in self._uses[-2:] for name in use.read}
+        groups, notes = outermost(read, self._known), []
+        repeats = pair.varies in ("", _NO_WEIGHTS)
+        for name in groups[:_MOST_TRIALS]:
+            without = self._launched({**pair.settings, "fresh": [*fresh, name]})
+            differs = _varies(pair.one, without, in_bits=repeats)
+            if differs in ("", _NO_WEIGHTS):
+                continue
+            is_written = any(PurePath(path).is_relative_to(name) for path in self._uses[-1].written)
+            if is_written and not isinstance(without, AortaError):
+                fresh = [*(path for path in fresh if not PurePath(path).is_relative_to(name)), name]
+                notes.append(f"{name} was here before, from another run; with and without it, {differs}")
+            else:
+                notes.append(f"the script reads {name}, which is not tracked by git; with and without it, {differs}")
+        if untried := groups[_MOST_TRIALS:]:
+            notes.append(f"the script also reads {', '.join(untried)}, not tracked by git")
+        return fresh, notes
+
+    def _made_deterministic(self, pair: Pair) -> Pair:
+        """Return two launches with seeds, or without weights if launches still differ."""
+        seeded = self._twice({**pair.settings, "record": {"hash_weights": True, "deterministic": True}})
+        if not seeded.varies:
+            self.notes.append(
+                "the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because "
+                f"without them {pair.varies}"
+            )
+            return seeded
+        self.notes.append(
+            f"weights are not compared: {pair.varies}; with seeds and deterministic algorithms: {seeded.varies}"
+        )
+        return self._twice({**pair.settings, "record": {}})
+
+    def _twice(self, settings: Mapping[str, Any]) -> Pair:
+        one = self._launched(settings)
+        other = one if isinstance(one, AortaError) else self._launched(settings)
+        return Pair(settings, one, other, _varies(one, other))
+
+    def _launched(self, settings: Mapping[str, Any]) -> Launched:
+        """Return the result of a launch, or why it failed, such as at the end of a training that it resumed."""
+        try:
+            return self._target.launch(self._world, **settings)
+        except (LaunchError, ResultError, SpecError) as error:
+            return error
+
+
+def _copied(fresh: Sequence[str]) -> str:
+    return f"each launch runs in a copy of this folder without {', '.join(fresh)}, which the script writes"
+
+
+def _varies(one: Launched, other: Launched, *, in_bits: bool = True) -> str:
+    """Return how two launches of the same code differ; empty if they computed the same bits, or as many steps."""
+    if isinstance(one, AortaError) or isinstance(other, AortaError):
+        return f"a launch fails: {str(one if isinstance(one, AortaError) else other).splitlines()[0]}"
+    if one.total_iterations != other.total_iterations:
+        return f"one launch had {counted(one.total_iterations, 'step')}, the next {other.total_iterations}"
+    if not in_bits:
+        return ""
+    if not one.environment.get("bitwise_reproducible", True):
+        return "the script does not call torch.use_deterministic_algorithms(True)"
+    last = max(map(int, one.weight_hashes), default=one.total_iterations)
+    first = first_difference(one, other, last, ["loss", "grad_norm", "weight_hash"])
+    if first is None:
+        return "" if one.weight_hashes else _NO_WEIGHTS
+    if found := first_other_weights(one.facts.series, other.facts.series):
+        return f"in two launches {found}"
+    located = locate_first(one, other, first, (), None, lambda _: None)
+    return " ".join([f"two launches differ in step {first.step}:", *(note.text.strip() for note in located)])

@@ -1,0 +1,109 @@
+"""What the test that ``aorta init`` writes compares: its markers, and why."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_aorta.cli.init_launches import Pair
+from pytest_aorta.common.text import counted
+from pytest_aorta.plan.device_kind import DeviceKind
+from pytest_aorta.plan.workloads import pinned_cpu_kernels
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
+from pytest_aorta.verdict.statistics.variance import own_variance
+
+# The first of these metrics that launches can decide is marked, with the least of these tolerances.
+_TIMES = ("kernel_ms", "step_time_p50")
+_TOLERANCES = (0.02, 0.05, 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a test compares that fits two launches.
+
+    Attributes:
+        markers: Markers of the test.
+        notes: Why the test is as it is, in sentences.
+        compares: Whether the test compares anything.
+    """
+
+    markers: Sequence[str]
+    notes: Sequence[str]
+    compares: bool
+
+
+def fitted(pair: Pair, world: World, notes: Sequence[str]) -> Fit:
+    """Return what a test of two launches compares; ``notes`` are those of the launches.
+
+    Raises:
+        AortaError: A launch failed.
+    """
+    first, second = facts = [result.facts for result in pair.results()]
+    on_cpu = world.device == DeviceKind.CPU
+    # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
+    markers = ["numerics" if on_cpu else "overlap", f"world(size={world.size})"]
+    said = [f"measured {counted(first.num_steps, 'step')} on {world.platform}", first.description.optimizers, *notes]
+    costs, of_costs = _costs(facts)
+    said.append(of_costs)
+    if first.description.overlap_problem:
+        said.append(f"overlap is not compared: {first.description.overlap_problem}")
+    if first.num_steps != second.num_steps:
+        said.append(
+            f"a launch measured {first.num_steps} steps and the next {second.num_steps}, so the test fails: have the "
+            "script make a fixed number of steps"
+        )
+    compares = not on_cpu or bool(first.weight_hashes or first.series or costs)
+    if on_cpu:
+        said.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
+        if pair.settings["record"] and pinned_cpu_kernels():
+            said.append(
+                "printed losses may differ from plain torchrun's in their last digits: launches that compare bits pin "
+                "the kernels of the CPU, for equal bits on other CPUs"
+            )
+    else:
+        marker, of_times = _times(facts)
+        markers += [marker] if marker else []
+        said.append(of_times)
+    if not compares:
+        said.append(
+            "nothing is compared, so the test fails: have the script call recorder.start(warmup=2), recorder.step() "
+            "and recorder.weights(model), with pytest_aorta.worker.recorder"
+        )
+    return Fit(markers, [note for note in said if note], compares)
+
+
+def _costs(facts: Sequence[LaunchFacts]) -> tuple[bool, str]:
+    """Return whether all launches have a cost of a step, and a note."""
+    rows = [row for row in METRICS.values() if row.cost is not None]
+    values = {row.name: [row.measure(launch) for launch in facts] for row in rows}
+    known = {name: found for name, found in values.items() if None not in found}
+    if not known:
+        problem = next((group.costs.problem for group in facts[0].costs), "")
+        return False, f"costs of a step are not compared{f': {problem}' if problem else ''}"
+    varying = [name for name, found in known.items() if len(set(found)) > 1]
+    return True, f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"
+
+
+def _times(facts: Sequence[LaunchFacts]) -> tuple[str, str]:
+    """Return the marker of a tolerance that launches can decide, or none; and why.
+
+    Time of kernels hardly depends on the host, whose delays change the times of steps from launch to launch.
+    """
+    notes = []
+    for row in (METRICS[name] for name in _TIMES):
+        values = [value for launch in facts if isinstance(value := row.measure(launch), float) and value > 0]
+        if len(values) < len(facts):
+            continue
+        own = own_variance(list(map(math.log, values)))
+        # Where a further launch is expected: two launches that are close may be so by chance.
+        spread = quantile_t((1 + CONFIDENCE) / 2, own.df) * math.sqrt(own.value * (1 + 1 / len(values)))
+        said = f"{row.name} of two launches differs by {100 * (max(values) / min(values) - 1):.2f}%"
+        least = row.default.value or 0.0 if row.default else 0.0
+        if fits := next((each for each in _TOLERANCES if each >= max(least, math.expm1(spread))), None):
+            text = row.scale.text(fits)
+            return f'tolerance({row.name}="{text}")', f"{row.name} is compared with a tolerance of {text}: {said}"
+        notes.append(f"{said}, so a third may differ by {100 * math.expm1(spread):.0f}%")
+    needed = METRICS[_TIMES[-1]].min_steps
+    return "", f"times have no marker: {'; '.join(notes) or f'they need {needed} steps'}"

@@ -1,0 +1,152 @@
+"""What a command line launches: a workload with its config, a training script, or a command that starts its ranks."""
+
+import argparse
+import copy
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.cli import add_folder
+from pytest_aorta.common.errors import SpecError, UsageError
+from pytest_aorta.common.files import UnreadableFile, raised_as
+from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
+from pytest_aorta.common.text import brief
+from pytest_aorta.plan.options import OPTIONS, Options, make_options
+from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.world import DistributedWorld
+
+
+@dataclass(frozen=True)
+class WorkloadTarget:
+    """A workload with checked config keys."""
+
+    spec: WorkloadSpec
+    config: Mapping[str, Any]
+
+    @property
+    def slug(self) -> str:
+        """The name, as part of a path: stores of artifacts refuse a colon there."""
+        return self.spec.name.replace(":", "-")
+
+    def launch(self, world: DistributedWorld) -> WorkloadResult:
+        """Launch the workload once."""
+        return world.run(self.spec.name, **self.config)
+
+
+@dataclass(frozen=True)
+class ScriptTarget:
+    """A script or dotted module with its arguments; without a script, a command that starts its own ranks."""
+
+    script: str | None
+    args: Sequence[str]
+
+    @property
+    def slug(self) -> str:
+        """The path or module, or the first of a command's words that names a script, as part of a path."""
+        words = [self.script] if self.script else self.args
+        named = next((word for word in words if word.endswith(".py")), words[0])
+        return re.sub(r"\W+", "_", named.removesuffix(".py")).strip("_")
+
+    def launch(self, world: DistributedWorld, **settings: Any) -> WorkloadResult:
+        """Launch the script or the command once, with settings of the world's methods."""
+        if self.script is None:
+            return world.run_command([*self.args], **settings)
+        return world.run_script(self.script, [*self.args], **settings)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that give the config of a workload, and the folder of results."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
+        help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
+    )  # fmt: skip
+    add_folder(parser, "results", "folder of results")
+
+
+def add_shared(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """Declare the options of pytest that have these names."""
+    for option in OPTIONS:
+        if option.name in names:
+            flags = [f"--{option.name.replace('_', '-')}"] + ([] if option.ini_only else [option.flag])
+            parser.add_argument(*flags, default=option.default, **option.argparse_keywords())
+
+
+def given_options(arguments: argparse.Namespace, **chosen: Any) -> Options:
+    """Return the options that a command line gives, or that the command has ``chosen``.
+
+    Raises:
+        SpecError: As in :func:`~pytest_aorta.plan.options.make_options`.
+    """
+    values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS} | chosen
+    return make_options(values, Path.cwd(), command=arguments.command_line)
+
+
+def given_target(
+    options: Options,
+    workload: str | None,
+    script: str | None,
+    args: Sequence[str],
+    config: Path | None,
+    assignments: Sequence[str],
+) -> WorkloadTarget | ScriptTarget:
+    """Return a workload with the keys of a config file and of assignments, or else a script with its arguments.
+
+    Raises:
+        UsageError: A script has a config, a workload has arguments, the file is not a mapping, or an assignment is not
+            KEY=VALUE.
+        SpecError: The workload or a key is unknown, or a value is not allowed.
+    """
+    if workload is None:
+        if config or assignments:
+            raise UsageError("--config, --set: a script has no config keys; give arguments of the script after --")
+        return ScriptTarget(script, args)
+    if args:
+        raise UsageError(f"{[*args]}: a workload takes no arguments; --set KEY=VALUE sets config keys")
+    spec = find_workload(workload, options.workload_dirs)
+    given = _read_file(config) if config else {}
+    for assignment in assignments:
+        _assign(spec, given, assignment)
+    resolve_config(spec, given)
+    return WorkloadTarget(spec, given)
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    with raised_as(UsageError, "--config: "):
+        document = read_yaml(file)
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise UsageError(f"--config: {file}: got {type(document).__name__}, allowed is a mapping of config keys")
+    return document
+
+
+def _assign(spec: WorkloadSpec, given: dict[str, Any], assignment: str) -> None:
+    """Add the value of KEY=VALUE; a dotted key changes a part of what is given, or of the default."""
+    key, equals, text = assignment.partition("=")
+    name, *inner = path = key.split(".")
+    if not equals or not all(path):
+        raise UsageError(f"--set: got {assignment!r}, allowed is KEY=VALUE, with dots into objects (fault.kind=zero)")
+    schema: Mapping[str, Any] = spec.properties.get(name, {})
+    if inner and schema:
+        given.setdefault(name, copy.deepcopy(schema["default"]))
+    parent: Any = given
+    for number, part in enumerate(path[:-1], 1):
+        parent = parent.setdefault(part, {})
+        if not isinstance(parent, dict):
+            where = ".".join(path[:number])
+            raise SpecError(f"--set: {key}: {where} is {parent!r}, and only objects have keys")
+        below = schema.get("properties", {}).get(path[number]) or schema.get("additionalProperties")
+        schema = below if isinstance(below, Mapping) else {}
+    parent[path[-1]] = _value(schema, key, text)
+
+
+def _value(schema: Mapping[str, Any], key: str, text: str) -> Any:
+    """Return the value that a text stands for: the text itself where the schema has nothing else, or YAML."""
+    if schema.get("type") == "string":
+        return text
+    try:
+        return parse_yaml(text, brief(repr(text)))
+    except UnreadableFile as error:
+        raise UsageError(f"--set: {key}: {' '.join(str(error).split())}") from None

@@ -1,0 +1,206 @@
+"""A comparison of a test while it runs: launches until it is decided, then the record and the failure of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytest_aorta.common.errors import ComparisonFailed, NothingCompared, SpecError
+from pytest_aorta.plan.launch_plan import LaunchRequest
+from pytest_aorta.plan.options import FailOn
+from pytest_aorta.plan.reference import git
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.launcher import Launcher
+from pytest_aorta.session.locating import locate
+from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
+from pytest_aorta.session.rounds import Repeated, comparison_text, passed, settle, with_baseline, with_both
+from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
+from pytest_aorta.verdict.bitwise import compare_steps
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.noise import Priors, platform_priors
+from pytest_aorta.verdict.rows import identity
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
+
+R = TypeVar("R")
+
+
+def compare_with_baseline(running: RunningComparison) -> Verdicts:
+    """Compare with the stored baseline, and in pairs with the version of ``--aorta-ab`` what the baseline can't decide.
+
+    Raises:
+        BaselineError: The baseline can't be read.
+        ComparisonFailed, NothingCompared: A verdict fails the test.
+    """
+    options, comparison, result = running.options, running.comparison, running.results[Side.CANDIDATE]
+    if baseline := running.read_baseline():
+        # A key that was added after the baseline was recorded had its default then.
+        baseline = baseline.replace(config=running.defaults | baseline.config)
+    running.stored = stored = StoredComparison(
+        comparison.case,
+        identity(result.config),
+        baseline,
+        running.marked,
+        running.priors,
+        options.max_launches,
+        comparison.baseline,
+        workload=result.workload,
+    )
+    # Under a profiler no times are compared, and the other metrics need no second launch.
+    if running.version and not result.facts.profiler:
+        return running.conclude(running.settle(with_both(stored, result.facts, running.version)))
+    return running.conclude(running.settle(with_baseline(stored, result.facts)))
+
+
+def _nothing(request: LaunchRequest) -> dict[str, Any]:
+    del request
+    return {}
+
+
+class RunningComparison:
+    """A comparison with the stored baseline, or of two variants, while it runs.
+
+    Attributes:
+        launcher: Launches either side again.
+        results: The first result of each side; that of the candidate alone if the other side is the baseline.
+        comparison: The comparison as far as it has come.
+        stored: The comparison with the stored baseline, if there is one.
+        steps: The number of steps that are compared one by one, else 0.
+        locates: Whether further launches locate what fails.
+        version: The name of the version that the other side launches; empty if both run the same version.
+    """
+
+    def __init__(self, launcher: Launcher, case: str, candidate: WorkloadResult, *others: WorkloadResult) -> None:
+        self.launcher = launcher
+        self.options = launcher.session.options
+        self.marked = launcher.spec.marked
+        self.results = dict(zip(Side, (candidate, *others), strict=False))
+        kind, platform = ReferenceKind.AB if others else ReferenceKind.BASELINE, candidate.platform
+        baseline = "" if others else str(baseline_path(self.options.baselines_dir, platform, case))
+        launches = tuple(self._compared(side, result) for side, result in self.results.items())
+        self.comparison = Comparison(case, kind, platform, candidate.workload, launches, baseline=baseline)
+        self.stored: StoredComparison | None = None
+        self.steps = 0
+        self.locates = self.options.locate
+        self.version = "" if others else self.options.ab or ""
+
+    @cached_property
+    def priors(self) -> Priors:
+        """The prior of a metric's variance on the candidate's device."""
+        result = self.results[Side.CANDIDATE]
+        return platform_priors(self.options.baselines_dir, result.platform, result.device, self.comparison.case)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The default of each config key that identifies the candidate's baseline; empty for a script."""
+        launch = self.launcher.find(self.results[Side.CANDIDATE])
+        return identity(launch.defaults) if launch else {}
+
+    def read_baseline(self) -> Baseline | None:
+        """Return the stored baseline of this comparison; None if there is none.
+
+        Raises:
+            BaselineError: It can't be read.
+        """
+        return read_baseline(self.options.baselines_dir, self.comparison.platform, self.comparison.case)
+
+    @property
+    def recorded(self) -> tuple[LaunchFacts, ...]:
+        """The launches of the stored baseline that are compared with."""
+        baseline = self.stored and self.stored.baseline
+        return baseline.center_launches if baseline else ()
+
+    def paired(self, only: Collection[str] | None, most: int = 1) -> PairedComparison:
+        """Return the comparison of both sides by ``most`` pairs of launches, of ``only`` these metrics."""
+        return PairedComparison(self.comparison.case, self.marked, self.priors, only, most, self.version)
+
+    def again(self, side: Side, capture: Callable[[LaunchRequest], dict[str, Any]] = _nothing) -> WorkloadResult:
+        """Launch a side again, with the changes of its request that ``capture`` returns.
+
+        Raises:
+            SpecError, LeaseError, LaunchError, ResultError: As in :meth:`Launcher.repeat`.
+        """
+        launch = self.launcher.launch_of(self.results.get(side, self.results[Side.CANDIDATE]))
+        return self.launcher.repeat(launch, reference=side not in self.results, **capture(launch.request)).result
+
+    def judge(self, launched: Mapping[Side, LaunchFacts], metrics: Collection[str]) -> Verdicts:
+        """Return the verdicts on metrics by one launch of each side, or of the candidate if the other is a baseline."""
+        here, *others = ([facts] for facts in launched.values())
+        if self.stored is not None and not others:
+            return self.stored.judge(here)
+        return self.paired(metrics).judge(here, others[0])
+
+    def judge_steps(self, steps: int, metrics: Collection[str]) -> Verdicts:
+        """Return the verdicts on the bits of the first steps of both sides; a difference is then located by step."""
+        here, there = self.results.values()
+        self.steps = steps
+        return Verdicts(self.comparison.case, compare_steps(self.comparison.case, here, there, steps, metrics))
+
+    def settle(self, comparing: Generator[Side, LaunchFacts, R]) -> R:
+        """Launch what a comparison asks for, and return what it returns; if it fails, add what was launched."""
+        try:
+            return settle(comparing, self._launched)
+        except BaseException:
+            self.add()
+            raise
+
+    def _launched(self, side: Side) -> LaunchFacts:
+        launch = self._compared(side, passed(self.again(side)))
+        self.comparison = self.comparison.replace(launches=(*self.comparison.launches, launch))
+        return launch.facts
+
+    def _compared(self, side: Side, result: WorkloadResult) -> ComparedLaunch:
+        return ComparedLaunch(side, result.facts, str(self.launcher.folder_of(result) or ""))
+
+    def failing(self, verdicts: Verdicts) -> list[Verdict]:
+        """Return the verdicts that fail the test."""
+        fail_on = self.options.fail_on
+        words = {Outcome[word.name] for word in fail_on - {FailOn.MARKED_INCONCLUSIVE}}
+        # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
+        words |= {Outcome.MISSING} if self.comparison.kind is ReferenceKind.AB else set()
+        return verdicts.failing(words, {Outcome.INCONCLUSIVE} if FailOn.MARKED_INCONCLUSIVE in fail_on else ())
+
+    def conclude(self, verdicts: Verdicts) -> Verdicts:
+        """Add the comparison with its verdicts to the test, and fail the test on a failing verdict.
+
+        Raises:
+            ComparisonFailed, NothingCompared: A verdict fails the test.
+        """
+        failing, before = self.failing(verdicts), self.comparison
+        now = before.replace(rows=(*before.rows, *verdicts.rows), notes=verdicts.notes, suspect=verdicts.suspect)
+        is_nothing = bool(self.options.fail_on) and now.compared_nothing
+        raised = failing or (now.rows if is_nothing else ())
+        self.comparison = now.replace(failing=tuple(row.metric for row in raised))
+        try:
+            locate(self, failing)
+        finally:
+            self.add()
+        details = {row.metric: row.detail for row in self.comparison.rows}
+        failing = [row.replace(detail=details[row.metric]) for row in failing]
+        if failing or is_nothing:
+            text = comparison_text(self.comparison, failing, self._repeated())
+            if all(row.outcome is Outcome.MISSING for row in failing):
+                raise NothingCompared(text)
+            raise ComparisonFailed(text, tuple(row.metric for row in failing))
+        return Verdicts(self.comparison.case, self.comparison.rows, self.comparison.notes)
+
+    def add(self, **changes: Any) -> None:
+        """Add the comparison, which is final with these changes, to the test."""
+        self.launcher.test.compared(self.comparison.replace(**changes))
+
+    def _repeated(self) -> Repeated:
+        """Return how this test is repeated; git is asked for the commit that last changed the baseline."""
+        found: list[str] = []
+        file = Path(self.comparison.baseline)
+        if self.comparison.baseline:
+            with suppress(SpecError, OSError):
+                found = git(file.parent, "log", "-1", "--format=%h%n%cr%n%D", "--", file.name).splitlines()
+        has_later = bool(found) and not found[-1].startswith("HEAD")
+        commit = [*found[:2], *(["deleted since"] if found and not file.exists() else [])]
+        options = [word for word in self.options.repeated if not word.startswith("--aorta-ab=")]
+        test = self.options.argument_of(self.launcher.test.record.nodeid)
+        return Repeated(test, options, tuple(commit), has_later)

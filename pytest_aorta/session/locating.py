@@ -1,0 +1,198 @@
+"""Further launches that locate what differs, or what is not finite: what they capture, and what that shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from pytest_aorta.common.errors import LaunchError, SpecError
+from pytest_aorta.plan.launch_plan import LaunchRequest
+from pytest_aorta.plan.reference import AnyReference
+from pytest_aorta.result.diagnosis import NOT_FINITE
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.series import first_other_weights
+from pytest_aorta.session.launcher import Launcher
+from pytest_aorta.session.record import Side
+from pytest_aorta.verdict.bitwise import (
+    HASH_OPERATORS_STEP,
+    LOCATE,
+    first_difference,
+    locate_first,
+    locate_non_finite,
+    other_keys,
+    read_all_operators,
+)
+from pytest_aorta.verdict.metrics import METRICS, metric_of
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Note, NoteKind, Verdict
+
+if TYPE_CHECKING:
+    from pytest_aorta.session.comparing import RunningComparison
+
+
+def every_step(request: LaunchRequest) -> dict[str, Any]:
+    """Return the changes of a request by which a recorded script hashes its weights in every step."""
+    return {"record": request.record.replace(hash_every_step=True)} if request.record is not None else {}
+
+
+def hashes_weights(running: RunningComparison) -> bool:
+    """Return whether the candidate is a script whose recorded steps hash weights, so that every step can."""
+    launch = running.launcher.find(running.results[Side.CANDIDATE])
+    return launch is not None and launch.request.record is not None and launch.request.record.hash_weights
+
+
+@dataclass(frozen=True)
+class _Locator:
+    """A way to locate changes by one more launch of the code, and of what it is compared with in pairs.
+
+    Attributes:
+        aim: What is found.
+        choose: Returns those of the failing verdicts that it locates.
+        capture: Returns the changes of a request for this launch.
+        name: Enters what the launches show, given the verdicts and the facts of each side, and returns a note on it.
+    """
+
+    aim: str
+    choose: Callable[[RunningComparison, Sequence[Verdict]], list[Verdict]]
+    capture: Callable[[LaunchRequest], dict[str, Any]]
+    name: Callable[[RunningComparison, Sequence[Verdict], Mapping[Side, LaunchFacts]], str]
+
+
+def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) -> list[Verdict]:
+    if not running.results[Side.CANDIDATE].ranks[0].series or not hashes_weights(running):
+        return []
+    hashed = (row for row in failing if row.metric in METRICS and METRICS[row.metric].hashed)
+    return [row for row in hashed if row.outcome is Outcome.REGRESSION]
+
+
+def _name_weights(running: RunningComparison, rows: Sequence[Verdict], launched: Mapping[Side, LaunchFacts]) -> str:
+    kind = METRICS[rows[0].metric].hashed
+    # The launch of the baseline that has the hashes of every step.
+    there = launched.get(Side.REFERENCE) or max(running.recorded, key=_num_hashes)
+    where = first_other_weights(launched[Side.CANDIDATE].series, there.series, kind)
+    same = f"no {kind} differ, so launches of the same code differ"
+    return f"launched once more with hashes of every step: {where or same}"
+
+
+def _num_hashes(facts: LaunchFacts) -> int:
+    return sum(len(series.weights) for series in facts.series)
+
+
+def _changed_costs(running: RunningComparison, failing: Sequence[Verdict]) -> list[Verdict]:
+    del running
+    changed = (Outcome.REGRESSION, Outcome.IMPROVED)
+    return [row for row in failing if metric_of(row.metric).cost and row.outcome in changed]
+
+
+def _name_places(running: RunningComparison, rows: Sequence[Verdict], launched: Mapping[Side, LaunchFacts]) -> str:
+    judged = running.judge(launched, [row.metric for row in rows]).rows
+    found = {(row.metric, row.outcome, row.value): row.detail for row in judged}
+    named = [
+        row.replace(detail=found.get((row.metric, row.outcome, row.value), row.detail))
+        for row in running.comparison.rows
+    ]
+    running.comparison = running.comparison.replace(rows=tuple(named))
+    return ""
+
+
+_LOCATORS = (
+    _Locator("find the step, the parameters and the rank", _hashed_in_script, every_step, _name_weights),
+    _Locator(
+        "name the lines and modules of these costs", _changed_costs, lambda _: {"locates_costs": True}, _name_places
+    ),
+)
+
+
+def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
+    """Enter into a comparison where its failing verdicts come from, by further launches if these are asked for."""
+    if running.steps and failing:
+        return _locate_step(running, failing)
+    for locator in _LOCATORS:
+        if not (rows := locator.choose(running, failing)):
+            continue
+        notes = [Note(f"{LOCATE} launches once more to {locator.aim}", NoteKind.LOCATE)]
+        if running.locates:
+            sides = list(Side) if rows[0].reference.is_ab else [Side.CANDIDATE]
+            try:
+                launched = {side: running.again(side, locator.capture).facts for side in sides}
+                text = locator.name(running, rows, launched)
+            except (LaunchError, SpecError) as error:
+                text = f"not located, because a launch failed: {error}"
+            notes = [Note(text)] if text else []
+        running.comparison = running.comparison.replace(notes=(*running.comparison.notes, *notes))
+    return None
+
+
+def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None:
+    """Enter into a comparison step by step where the first difference is."""
+    launcher, (here, there) = running.launcher, running.results.values()
+
+    def again(result: WorkloadResult, changes: Mapping[str, Any]) -> WorkloadResult:
+        launch = launcher.launch_of(result)
+        return launcher.repeat(launch, config={**launch.request.config, **changes}).result
+
+    found = [Note(f"config: {keys}")] if (keys := other_keys(here, there)) else []
+    different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
+    if difference := first_difference(here, there, running.steps, different):
+        launches = [launch.defaults.keys() for launch in map(launcher.find, (here, there)) if launch]
+        shared = launches[0] & launches[1] if len(launches) == 2 else ()
+        found += locate_first(here, there, difference, shared, again if running.locates else None, launcher.folder_of)
+    workload = " against ".join(dict.fromkeys([here.workload, there.workload]))
+    running.comparison = running.comparison.replace(workload=workload, notes=tuple(found))
+
+
+def locate_not_finite(
+    launcher: Launcher, request: LaunchRequest, version: AnyReference | None, error: LaunchError
+) -> list[str]:
+    """Return lines on what wrote the first NaN of a failed launch, by launching again; none if this can't be found."""
+    found, spec = NOT_FINITE.search(str(error)), request.spec
+    if found is None:
+        return []
+    if spec is not None and HASH_OPERATORS_STEP in spec.properties:
+        return [*_first_operator(launcher, request, version, int(found["step"]))]
+    if not (changes := every_step(request)):
+        return []
+    error_again, _ = _ended(launcher, replace(request, **changes), version)
+    if error_again is None:
+        return [f"launched once more, {_FINITE}"]
+    found = NOT_FINITE.search(str(error_again))
+    return [f"launched once more, with a look after every step: {found[0] if found else error_again}"]
+
+
+_FINITE = "all values are finite: launches of the same code differ"
+
+
+def _first_operator(
+    launcher: Launcher, request: LaunchRequest, version: AnyReference | None, step: int
+) -> Iterator[str]:
+    """Yield lines on the operator that wrote the first NaN.
+
+    A NaN that a gradient has in one step is in the loss only in the next one, often that of another rank.
+    """
+    for captured in range(step, max(0, step - 2), -1):
+        changed = replace(request, config=request.config | {HASH_OPERATORS_STEP: captured})
+        error, run_dir = _ended(launcher, changed, version)
+        if run_dir is None:
+            yield f"step {captured}: not located, because a launch failed: {error}"
+            return
+        if error is None:
+            yield f"step {captured}: launched once more, {_FINITE}"
+        line, is_origin = locate_non_finite(read_all_operators(run_dir, launcher.world.size, captured))
+        yield f"step {captured}, operators: {line}"
+        if is_origin:
+            return
+
+
+def _ended(
+    launcher: Launcher, request: LaunchRequest, version: AnyReference | None
+) -> tuple[LaunchError | None, Path | None]:
+    """Launch once, and return the error and the run folder, as far as there are any."""
+    try:
+        return None, launcher.launch(request, version).plan.run_dir
+    except LaunchError as error:
+        return error, error.run_dir
