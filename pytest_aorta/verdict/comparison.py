@@ -9,6 +9,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth, uncompared_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
+from pytest_aorta.verdict.edits import edits
 from pytest_aorta.verdict.metrics import (
     METRICS,
     Metric,
@@ -66,7 +67,9 @@ class _Comparison(ABC):
             rows.append((decided or {}).get(name) or self._judge(row))
         causes, suspect = notes_on(rows, launches, others, side)
         uncompared = (Note(text, NoteKind.NOTE) for text in uncompared_notes(launches, others, side))
-        return Verdicts(self.case, tuple(rows), (*map(Note, causes), *uncompared), suspect)
+        edited = edits(launches, others) if any(row.is_finding for row in rows) else ()
+        notes = (*(Note(text, NoteKind.EDIT) for text in edited), *map(Note, causes), *uncompared)
+        return Verdicts(self.case, tuple(rows), notes, suspect)
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
