@@ -30,7 +30,7 @@ _RANDOM = "random numbers"
 # Cost -> what a part of it that changed means.
 _COSTS = {
     Cost.COLLECTIVES: "{name}: {before} -> {after} calls a step",
-    Cost.HOST_COPIES: "{name}: the host reads a value {before} -> {after} times a step (.item(), print, float)",
+    Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float): {name}",
 }
 # What shows in the first step and what shows only in the second one are of one edit.
 _FIRST_STEPS = 2
@@ -139,13 +139,23 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
 def _costs(here: LaunchFacts, there: LaunchFacts) -> _Found:
     """Yield a sentence on each collective, and read of a value, that came or went on the first rank that differs."""
     for cost, text in _COSTS.items():
-        ours, theirs = (by_rank(side.costs, cost) or {} for side in (here, there))
-        rank = next((rank for rank in sorted(ours.keys() & theirs.keys()) if ours[rank] != theirs[rank]), None)
-        if rank is not None:
-            for name in sorted(ours[rank].keys() | theirs[rank].keys()):
-                before, after = theirs[rank].get(name, 0), ours[rank].get(name, 0)
-                if before != after:
-                    yield 1, text.format(name=name, before=before, after=after)
+        for name, before, after in _parts(here, there, cost):
+            yield 1, text.format(name=name, before=before, after=after)
+    flops = _parts(here, there, Cost.FLOPS)
+    ratios = {f"{after / before:.5g}" for _, before, after in flops if before}
+    if len(ratios) == 1 and len(flops) == len(here.costs[0].costs.flops):
+        yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
+
+
+def _parts(here: LaunchFacts, there: LaunchFacts, cost: Cost) -> list[tuple[str, int, int]]:
+    """Return the parts of a cost that differ, with both numbers, of the first rank that differs."""
+    ours, theirs = (by_rank(side.costs, cost) or {} for side in (here, there))
+    rank = next((rank for rank in sorted(ours.keys() & theirs.keys()) if ours[rank] != theirs[rank]), None)
+    if rank is None:
+        return []
+    names = sorted(ours[rank].keys() | theirs[rank].keys())
+    rows = [(name, theirs[rank].get(name, 0), ours[rank].get(name, 0)) for name in names]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
