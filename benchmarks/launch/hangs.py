@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 
-from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.launch.launchers import Launchers
 from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import World
@@ -68,7 +68,7 @@ def busy_processes(number: int) -> Iterator[None]:
             process.wait()
 
 
-def launch(servers: ForkServers, script: Path, number: int, launcher: LauncherKind) -> str:
+def launch(servers: Launchers, script: Path, number: int, launcher: LauncherKind) -> str:
     """Launch the script and read its result; return ``passed`` or the class of the failure."""
     plan = LaunchPlan(
         name=script.name,
@@ -102,7 +102,7 @@ def main() -> None:
     given = parser.parse_args()
     outcomes: Counter[str] = Counter()
     walls_s = []
-    with tempfile.TemporaryDirectory(prefix="aorta-hangs-") as scratch, closing(ForkServers()) as servers:
+    with tempfile.TemporaryDirectory(prefix="aorta-hangs-") as scratch, closing(Launchers()) as servers:
         script = Path(scratch, "train.py")
         script.write_text(SCRIPTS[given.script], encoding="utf-8")
         with busy_processes(given.busy):

@@ -18,7 +18,7 @@ from statistics import median
 import pytest
 
 from pytest_aorta.launch.guarded import launch_environment
-from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.launch.launchers import Launchers
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -58,7 +58,7 @@ dist.destroy_process_group()
 class Bench:
     """Three ways to run the program, each timed from outside."""
 
-    def __init__(self, folder: Path, servers: ForkServers) -> None:
+    def __init__(self, folder: Path, servers: Launchers) -> None:
         self.folder = folder
         self.servers = servers
         gpus = tuple(visible_devices()[:MAX_RANKS])
@@ -101,7 +101,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     """Provide a bench whose fork server is running, as after the first launch of a session."""
-    servers = ForkServers()
+    servers = Launchers()
     try:
         bench = Bench(tmp_path, servers)
         began_s = time.monotonic()

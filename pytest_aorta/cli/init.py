@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.cli.init_launches import Trial
+from pytest_aorta.cli.init_launches import Trial, Watch
 from pytest_aorta.cli.init_markers import Fit, fitted
 from pytest_aorta.cli.target import ScriptTarget, add_shared, given_options
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, UsageError
@@ -18,6 +18,7 @@ from pytest_aorta.common.files import raised_as, read_regular, write_text
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import LauncherKind, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.session.launcher import Session, TestSpec
@@ -88,14 +89,15 @@ def run(arguments: argparse.Namespace) -> int:
     if os.path.lexists(test):
         raise UsageError(f"{test}: exists and is not overwritten; move it, or change it by hand")
     options = given_options(arguments, launcher=LauncherKind.FORKSERVER, results=_RESULTS)
-    with closing(Session(options)) as session, terminable():
+    watch = Watch(_RESULTS)
+    with closing(Session(options, watch.make_launcher, line=SpokenState())) as session, terminable():
         size = arguments.nproc or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE)
         with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
             world = resolve_world(WorldSpec(size), options, session.devices)
         require_torch()
         folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
         with session.launcher(world, TestSpec(WorldSpec(size)), RunningTest(OWNER), folder, timed=True) as launcher:
-            trial = Trial(target, DistributedWorld(launcher), _RESULTS)
+            trial = Trial(target, DistributedWorld(launcher), watch)
             pair = trial.settled()
             fit = fitted(pair, world, trial.notes)
     ignored = _write_ignored(Path(".gitignore"))

@@ -1,9 +1,8 @@
 """The launches by which ``aorta init`` finds out what of a script repeats, and which files it depends on."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.machinery import all_suffixes
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
@@ -11,8 +10,10 @@ from typing import Any, TypeAlias
 from pytest_aorta.cli.target import ScriptTarget
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.text import counted
+from pytest_aorta.launch.launchers import RankLauncher, make_launcher
 from pytest_aorta.launch.work_folder import changed, files_of, outermost, reads
 from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.reference import git
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome
@@ -67,6 +68,45 @@ class _Use:
     written: Sequence[str]
 
 
+class Watch:
+    """The launchers of a session that notes which files each launch reads and writes, in a folder or a copy of it."""
+
+    def __init__(self, results: Path) -> None:
+        self._results = results
+        self.root = Path.cwd()
+        self.uses: list[_Use] = []
+        self.before = self.files(self.root)
+        self.known = {name for name in self.before if name.endswith(_SOURCES)}
+        with suppress(SpecError):  # no repository
+            self.known.update(git(self.root, "ls-files", "-z", "--recurse-submodules").split("\0"))
+
+    def make_launcher(self, kind: LauncherKind) -> RankLauncher:
+        """Return this package's launcher of a kind, watched."""
+        return _WatchedLauncher(make_launcher(kind), self)
+
+    def files(self, folder: Path) -> dict[str, tuple[int, int]]:
+        """Return the files below ``folder`` that are no results."""
+        return files_of(folder, [str(self._results)])
+
+
+@dataclass(frozen=True)
+class _WatchedLauncher:
+    launcher: RankLauncher
+    watch: Watch
+
+    def launch(self, plan: LaunchPlan) -> LaunchOutcome:
+        before = self.watch.files(plan.folder)
+        # Checkpoints are newer than data, and not every file may be watched.
+        newest = sorted(before.keys() - self.watch.known, key=lambda name: before[name][1], reverse=True)
+        with reads(plan.folder, [name for name in newest if not any(part in name for part in _METADATA)]) as read:
+            outcome = self.launcher.launch(plan)
+        self.watch.uses.append(_Use(read, changed(before, self.watch.files(plan.folder))))
+        return outcome
+
+    def close(self) -> None:
+        self.launcher.close()
+
+
 class Trial:
     """The launches of a script, and what they show.
 
@@ -77,31 +117,11 @@ class Trial:
         notes: What the launches have shown, in sentences.
     """
 
-    def __init__(self, target: ScriptTarget, world: DistributedWorld, results: Path) -> None:
+    def __init__(self, target: ScriptTarget, world: DistributedWorld, watch: Watch) -> None:
         self.notes: list[str] = []
         self._target = target
         self._world = world
-        self._results = results
-        self._root = Path.cwd()
-        self._uses: list[_Use] = []
-        self._before = self._files(self._root)
-        self._known = {name for name in self._before if name.endswith(_SOURCES)}
-        with suppress(SpecError):  # no repository
-            self._known.update(git(self._root, "ls-files", "-z", "--recurse-submodules").split("\0"))
-        session = world.launcher.session
-        session.start = partial(self._watched, session.start)
-
-    def _watched(self, start: Callable[[LaunchPlan], LaunchOutcome], plan: LaunchPlan) -> LaunchOutcome:
-        before = self._files(plan.folder)
-        # Checkpoints are newer than data, and not every file may be watched.
-        newest = sorted(before.keys() - self._known, key=lambda name: before[name][1], reverse=True)
-        with reads(plan.folder, [name for name in newest if not any(part in name for part in _METADATA)]) as read:
-            outcome = start(plan)
-        self._uses.append(_Use(read, changed(before, self._files(plan.folder))))
-        return outcome
-
-    def _files(self, folder: Path) -> dict[str, tuple[int, int]]:
-        return files_of(folder, [str(self._results)])
+        self._watch = watch
 
     def settled(self) -> Pair:
         """Launch until it is known whether launches repeat, and under which settings."""
@@ -111,7 +131,7 @@ class Trial:
         if fresh != before:
             pair = self._settled(fresh)
         self.notes += lacking
-        if left := outermost(changed(self._before, self._files(self._root)), self._before):
+        if left := outermost(changed(self._watch.before, self._watch.files(self._watch.root)), self._watch.before):
             self.notes.append(f"these launches left {', '.join(left)} in this folder")
         return pair
 
@@ -122,13 +142,13 @@ class Trial:
         """
         settings: dict[str, Any] = {"record": {"hash_weights": True}} | ({"fresh": [*fresh]} if fresh else {})
         self.notes = [_copied(fresh)] if fresh else []
-        begun = len(self._uses)
+        begun = len(self._watch.uses)
         pair = self._twice(settings)
-        uses = self._uses[begun:]
+        uses = self._watch.uses[begun:]
         written = [name for use in uses for name in use.written]
         carried = written if pair.varies else [name for name in written if any(name in use.read for use in uses)]
         if not isinstance(pair.one, AortaError) and pair.varies != _NO_WEIGHTS and carried and not fresh:
-            own = sorted(outermost(carried, self._before))
+            own = sorted(outermost(carried, self._watch.before))
             copies = self._twice(settings | {"fresh": own})
             # A file that is written and read within each launch needs no copy.
             if pair.varies or _varies(pair.other, copies.one):
@@ -150,15 +170,15 @@ class Trial:
 
         A launch without such a file writes it again, and computes something else.
         """
-        read = {name: None for use in self._uses[-2:] for name in use.read}
-        groups, notes = outermost(read, self._known), []
+        read = {name: None for use in self._watch.uses[-2:] for name in use.read}
+        groups, notes = outermost(read, self._watch.known), []
         repeats = pair.varies in ("", _NO_WEIGHTS)
         for name in groups[:_MOST_TRIALS]:
             without = self._launched({**pair.settings, "fresh": [*fresh, name]})
             differs = _varies(pair.one, without, in_bits=repeats)
             if differs in ("", _NO_WEIGHTS):
                 continue
-            is_written = any(PurePath(path).is_relative_to(name) for path in self._uses[-1].written)
+            is_written = any(PurePath(path).is_relative_to(name) for path in self._watch.uses[-1].written)
             if is_written and not isinstance(without, AortaError):
                 fresh = [*(path for path in fresh if not PurePath(path).is_relative_to(name)), name]
                 notes.append(f"{name} was here before, from another run; with and without it, {differs}")

@@ -21,6 +21,7 @@ from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import check_profiler, integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, over_ranks
@@ -69,13 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch failed; earlier trials are kept.
     """
     options, trials = given_options(arguments), arguments.trials
-    check_profiler(options.profiling.tool, "--profiler")
+    check_profiler(options.profiler.tool, "--profiler")
     target = given_target(
         options, arguments.workload, arguments.script, arguments.args, arguments.config, arguments.assignments
     )
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
     test = RunningTest(OWNER)
-    with closing(Session(options)) as session, terminable():
+    with closing(Session(options, line=SpokenState())) as session, terminable():
         world = _world(session, spec, target)
         folder = arguments.results / target.slug
         require_torch()

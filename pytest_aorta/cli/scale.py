@@ -17,6 +17,7 @@ from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, counted, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.result.folder import RESULT_FILE, rank_folder, steps_entered
@@ -121,7 +122,7 @@ def _of_target(
 ) -> Iterator[WorkloadResult]:
     """Launch a workload or a script at each size."""
     require_torch()
-    with closing(Session(options)) as session, terminable():
+    with closing(Session(options, line=SpokenState())) as session, terminable():
         for size in sizes:
             spec = TestSpec(WorldSpec(size, simulated=(rank,)))
             world, folder = resolve_world(spec.world, options, []), base / target.slug / f"x{size}"

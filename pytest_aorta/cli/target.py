@@ -106,7 +106,7 @@ def given_target(
         return ScriptTarget(script, args)
     if args:
         raise UsageError(f"{[*args]}: a workload takes no arguments; --set KEY=VALUE sets config keys")
-    spec = find_workload(workload, options.workload_dirs)
+    spec = find_workload(workload, options.workloads)
     given = _read_file(config) if config else {}
     for assignment in assignments:
         _assign(spec, given, assignment)

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         SpecError: The folder of ``--workloads`` or the named workload does not exist, or can't be read.
     """
-    folders = given_options(arguments).workload_dirs
+    folders = given_options(arguments).workloads
     if arguments.name is not None:
         emit(_one(find_workload(arguments.name, folders)))
         return ExitCode.OK

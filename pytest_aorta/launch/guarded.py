@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -48,6 +49,7 @@ _FLIGHT_RECORDS = "20000"
 # Collectives time out before the launch does, so that the flight recorder can be dumped.
 _COLLECTIVE_FRACTION = 0.8
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
+RANK_MODULE = "pytest_aorta.launch.process.rank"
 STARTUP = PACKAGE_ROOT / "launch" / "process" / "startup"
 # The guard itself stops a launch within 0.5 + 3 + 2 + 10 seconds: Python's stacks, py-spy, SIGTERM and SIGKILL.
 STOP_S = 20.0
@@ -94,9 +96,13 @@ def agent_command(plan: LaunchPlan) -> list[str]:
         # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
         f"--log-dir={plan.run_dir / names.ELASTIC_FOLDER}",
         # torchrun's own option to start a module can't pass options to Python.
-        *(["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]),
-        *["pytest_aorta.launch.process.rank", run_dir],
+        *["--no-python", *rank_command(plan)],
     ]
+
+
+def rank_command(plan: LaunchPlan) -> list[str]:
+    """Return the command line of a rank."""
+    return [*python_command(plan), "-u", "-m", RANK_MODULE, str(plan.run_dir)]
 
 
 def find_program(name: str, python: str) -> str | None:
@@ -216,26 +222,44 @@ GuardStarter: TypeAlias = Callable[[LaunchPlan, Mapping[str, str], int, int], "s
 def launch(
     plan: LaunchPlan,
     environ: Mapping[str, str] = os.environ,
-    start_guard: GuardStarter | None = None,
-    launcher: LauncherKind = LauncherKind.TORCHRUN,
+    start: GuardStarter | None = None,
+    launcher: str = LauncherKind.TORCHRUN,
 ) -> LaunchOutcome:
     """Run ``plan`` and wait until every process of the launch is gone, even when interrupted.
 
     Args:
         plan: The launch.
         environ: The environment from which the launch's environment is made.
-        start_guard: How the guard is started; None starts the guard of a torchrun launch on this host.
+        start: How the guard is started; None starts the guard of a torchrun launch on this host.
         launcher: The launcher that the outcome names.
 
     Raises:
         LaunchError: The run folder can't be written, or the guard can't be started.
     """
-    with GuardedLaunch(plan, environ, start_guard) as running:
+    with GuardedLaunch(plan, environ, start) as running:
         running.wait()
     outcome = running.outcome().replace(launcher=launcher)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
         write_json(plan.run_dir / names.OUTCOME_FILE, to_builtins(outcome))
     return outcome
+
+
+def launch_by(program: Sequence[str], plan: LaunchPlan, launcher: str) -> LaunchOutcome:
+    """Run ``plan`` with ranks that a program starts in torchrun's place, and wait until no process is left.
+
+    The program starts :func:`rank_command` once for each rank, with the variables ``RANK``, ``LOCAL_RANK``,
+    ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` that torchrun sets, waits for the ranks,
+    and exits with another code than 0 if one has failed. The limits of every launch apply to it and its ranks.
+
+    Args:
+        program: Words of the program's command line.
+        plan: The launch.
+        launcher: The launcher that results and baselines name.
+
+    Raises:
+        LaunchError: The run folder can't be written, or the program can't be started.
+    """
+    return launch(plan, start=partial(start_guard, program=program), launcher=launcher)
 
 
 class GuardedLaunch:
@@ -245,7 +269,7 @@ class GuardedLaunch:
         LaunchError: The run folder can't be written, or the guard can't be started.
     """
 
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: GuardStarter | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start: GuardStarter | None = None) -> None:
         self._plan = plan
         self._verdict = b""
         self._has_ended = False
@@ -259,8 +283,7 @@ class GuardedLaunch:
             with raised_as(LaunchError, f"the guard can't be started in {plan.cwd}: "):
                 for fd in plan.lease_fds:
                     record_launch(fd, plan.run_dir)
-                start = start_guard or _start_guard
-                self._guard = start(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
+                self._guard = (start or start_guard)(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
             lifeline_end.close()
             verdict_end.close()
             limit_s = plan.timeout_s + STOP_S
@@ -386,10 +409,16 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
     }
 
 
-def _start_guard(
-    plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+def start_guard(
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    lifeline_fd: int,
+    verdict_fd: int,
+    program: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", str(GUARD), json.dumps(guard_spec(plan, lifeline_fd, verdict_fd))]
+    """Start the guard, which starts ``program``, by default the torchrun agent."""
+    spec = guard_spec(plan, lifeline_fd, verdict_fd) | ({"argv": [*program]} if program else {})
+    command = [sys.executable, "-I", "-S", str(GUARD), json.dumps(spec)]
     return start_watcher(plan, command, launch_environment(plan, environ), (lifeline_fd, verdict_fd))
 
 

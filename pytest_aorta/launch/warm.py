@@ -1,4 +1,4 @@
-"""Launches of one pytest process, including warm launches from its fork servers."""
+"""Warm launches, from fork servers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from pytest_aorta.common.files import PACKAGE_ROOT, files_below, raised_as
 from pytest_aorta.common.processes import start_apart
 from pytest_aorta.launch.guarded import (
     ForkedGuard,
-    GuardStarter,
     guard_spec,
     launch,
     launch_environment,
     python_command,
     require_torch,
 )
-from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.sweep import FORK_SERVER, end_orphaned_servers, unmarked
 from pytest_aorta.plan.device_kind import ACCELERATED
@@ -53,7 +51,7 @@ class _ServerUnfit(Exception):
 
 
 class ForkServers:
-    """The starter of launches, which keeps at most one fork server for each version and kind of device."""
+    """The launcher of warm launches, which keeps at most one fork server for each version and kind of device."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -66,26 +64,20 @@ class ForkServers:
         return [server.pid for server in self._servers.values()]
 
     def launch(self, plan: LaunchPlan) -> LaunchOutcome:
-        """Run ``plan`` with its launcher, or with torchrun and a warning if the fork server is unfit.
-
-        The coordinator starts a launch over several nodes.
+        """Run ``plan`` warm, or with torchrun and a warning if the fork server is unfit.
 
         Raises:
             LaunchError: torch is not installed, or as in :func:`pytest_aorta.launch.guarded.launch`.
         """
         if plan.reference is None:
             require_torch()
-        start: GuardStarter | None = None
-        launcher = LauncherKind.TORCHRUN
-        if plan.world.nodes > 1:
-            start = start_coordinator
-        elif plan.launcher == LauncherKind.FORKSERVER:
-            try:
-                start, launcher = self._fit_server(plan).start_guard, LauncherKind.FORKSERVER
-            except _ServerUnfit as error:
-                message = f"{plan.name}: launched with torchrun, since the fork server is unfit: {error}"
-                warnings.warn(ColdLaunchWarning(message), stacklevel=2)
-        return launch(plan, self._environ, start, launcher)
+        try:
+            server = self._fit_server(plan)
+        except _ServerUnfit as error:
+            message = f"{plan.name}: launched with torchrun, since the fork server is unfit: {error}"
+            warnings.warn(ColdLaunchWarning(message), stacklevel=2)
+            return launch(plan, self._environ)
+        return launch(plan, self._environ, server.start_guard, LauncherKind.FORKSERVER)
 
     def close(self) -> None:
         """End every fork server."""

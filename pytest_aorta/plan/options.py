@@ -31,6 +31,34 @@ WRAPPED_STRAGGLER_S = 600.0
 _WHERE = {NSYS: "it is part of NVIDIA Nsight Systems", ROCPROFV3: "it is part of ROCm, in /opt/rocm/bin"}
 
 
+def _not_allowed(given: object, allowed: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"got {brief(repr(given))}, allowed is {allowed}")
+
+
+def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return an argparse ``type`` for integers from ``least`` to ``most``, or without an upper limit."""
+
+    def parse(text: str) -> int:
+        # Python converts no more than 4,300 digits.
+        is_number = text.isascii() and text.isdigit() and len(text) <= 18
+        if not is_number or int(text) < least or (most is not None and int(text) > most):
+            upto = f" of {least} or more" if most is None else f" from {least} to {most}"
+            raise _not_allowed(text, f"an integer{upto}")
+        return int(text)
+
+    return parse
+
+
+# Words of a schedule and their limits. Each trace is a file, and a trace of many steps can't be viewed.
+_NUMBERS = {
+    "wait": integer_from(0, 100_000),
+    "warmup": integer_from(0, 1000),
+    "active": integer_from(1, 1000),
+    "repeat": integer_from(1, 100),
+}
+_SWITCHES = ("shapes", "memory")
+
+
 @dataclass(frozen=True)
 class ProfilerSchedule:
     """The steps that torch's profiler records into kept traces, and its optional records of these steps.
@@ -56,43 +84,21 @@ class ProfilerSchedule:
         """Return the schedule of words such as ``wait=1 warmup=1 active=3 repeat=2 shapes memory``.
 
         Raises:
-            ValueError: The text has another word, a word twice, a number outside its limits, or no word.
+            ArgumentTypeError: A word is unknown, or a number is outside its limits.
         """
-        values: dict[str, int | bool] = {}
+        values: dict[str, int] = {}
         for word in text.split():
             name, equals, number = word.partition("=")
-            if name in values:
-                raise ValueError(f"{name} is given twice")
-            values[name] = _number(name, number) if equals else _switch(name)
-        if not values:
-            raise ValueError("there is no word")
+            if name not in (_NUMBERS if equals else _SWITCHES):
+                raise _not_allowed(word, f"{'=N, '.join(_NUMBERS)}=N, {', '.join(_SWITCHES)}")
+            values[name] = _NUMBERS[name](number) if equals else True
         return cls(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         """Return the text from which :meth:`parse` makes an equal schedule."""
-        numbers = {name: getattr(self, name) for name in _LIMITS}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
         words = [f"{name}={number}" for name, number in numbers.items() if number is not None]
         return " ".join(words + [name for name in _SWITCHES if getattr(self, name)])
-
-
-# Name -> smallest and largest number. Each trace is a file, and a trace of many steps can't be viewed.
-_LIMITS = {"wait": (0, 100_000), "warmup": (0, 1000), "active": (1, 1000), "repeat": (1, 100)}
-_SWITCHES = ("shapes", "memory")
-
-
-def _number(name: str, text: str) -> int:
-    if name not in _LIMITS:
-        raise ValueError(f"{name}=... is unknown")
-    least, most = _LIMITS[name]
-    if not re.fullmatch("[0-9]{1,6}", text) or not least <= int(text) <= most:
-        raise ValueError(f"{name} is an integer from {least} to {most}")
-    return int(text)
-
-
-def _switch(name: str) -> bool:
-    if name not in _SWITCHES:
-        raise ValueError(f"{name} is unknown or has no number")
-    return True
 
 
 def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
@@ -127,10 +133,11 @@ FAIL_ON_NOTHING = "none"
 
 
 class LauncherKind(StrEnum):
-    """A way to start ranks: a torchrun agent, or a fork of a process that has imported torch."""
+    """A way to start ranks: a torchrun agent, a fork of a process that has imported torch, or agents of nodes."""
 
     TORCHRUN = "torchrun"
     FORKSERVER = "forkserver"
+    NODES = "nodes"
 
 
 class WithoutGpus(StrEnum):
@@ -178,24 +185,6 @@ class Recording(NamedTuple):
 
     replaces: bool = False
     reason: str | None = None
-
-
-def _not_allowed(given: object, allowed: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"got {brief(repr(given))}, allowed is {allowed}")
-
-
-def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return an argparse ``type`` for integers from ``least`` to ``most``, or without an upper limit."""
-
-    def parse(text: str) -> int:
-        # Python converts no more than 4,300 digits.
-        is_number = text.isascii() and text.isdigit() and len(text) <= 18
-        if not is_number or int(text) < least or (most is not None and int(text) > most):
-            upto = f" of {least} or more" if most is None else f" from {least} to {most}"
-            raise _not_allowed(text, f"an integer{upto}")
-        return int(text)
-
-    return parse
 
 
 def _seconds(text: str) -> float:
@@ -248,29 +237,28 @@ def _fail_on(given: str | Sequence[str]) -> frozenset[FailOn]:
     return frozenset(map(FailOn, words))
 
 
-def _profiling(text: str) -> Profiling:
+def _profiler(text: str) -> Profiling:
     tool, colon, words = text.partition(":")
     if tool not in PROFILERS or (colon and tool != TORCH):
-        raise _not_allowed(text, f"one of {', '.join(PROFILERS)}, or {TORCH}:SCHEDULE")
-    try:
-        return Profiling(tool, ProfilerSchedule.parse(words) if colon else None)
-    except ValueError as error:
-        raise _not_allowed(text, f"{TORCH}:wait=1 warmup=1 active=3 repeat=2 shapes memory ({error})") from None
+        raise _not_allowed(
+            text, f"one of {', '.join(PROFILERS)}, or {TORCH}:wait=1 warmup=1 active=3 repeat=2 shapes memory"
+        )
+    return Profiling(tool, ProfilerSchedule.parse(words) if colon else None)
 
 
-def _recording(text: str) -> Recording:
+def _record(text: str) -> Recording:
     found = re.fullmatch(r"(replace)|(?:(replace),)?noisy:\s*(\S.*)", text, re.DOTALL)
     if found is None:
         raise _not_allowed(text, "replace, noisy:REASON, or replace,noisy:REASON")
     return Recording(bool(found[1] or found[2]), found[3])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """The declaration of one option.
 
     Attributes:
-        name: Name, ``--aorta-<name>`` on the command line and ``aorta_<name>`` in the ini file.
+        name: Name of the field, ``--aorta-<name>`` on the command line and ``aorta_<name>`` in the ini file.
         help: Meaning, without the default.
         default: Value if neither the command line nor the ini file gives one.
         type: Converts text, as argparse's ``type``, or the list that an ini key of type ``args`` gives; ``bool`` for a
@@ -344,9 +332,8 @@ class Option:
         return value
 
 
-def _option(*declared: Any, **more: Any) -> Any:
-    option = Option(*declared, **more)
-    return field(default=option.default, metadata={"option": option})
+def _option(help: str, default: Any = None, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True)
@@ -360,69 +347,140 @@ class Options:
         repeated: Words that repeat the options of the run in the command that reproduces a failure.
     """
 
-    # fmt: off
     gpus: int | None = _option(
-        "gpus", "GPUs this run is for, of which some may be missing; 0: CPU ranks only", None, integer_from(0), "int",
-        metavar="N", shown="all visible GPUs")
+        "GPUs this run is for, of which some may be missing; 0: CPU ranks only",
+        type=integer_from(0),
+        ini="int",
+        metavar="N",
+        shown="all visible GPUs",
+    )
     without_gpus: WithoutGpus = _option(
-        "without_gpus", "what becomes of tests that need more GPUs than are visible: skip; fail, also of tests that "
-        "would run on CPU ranks; simulate, as one rank of a simulated world, of which only costs are compared",
-        WithoutGpus.SKIP, choices=tuple(each.value for each in WithoutGpus))
+        "what becomes of tests that need more GPUs than are visible: skip; fail, also of tests that would run on CPU "
+        "ranks; simulate, as one rank of a simulated world, of which only costs are compared",
+        WithoutGpus.SKIP,
+        choices=tuple(each.value for each in WithoutGpus),
+    )
     update_baselines: bool = _option(
-        "update_baselines", "write this run's values as the new baselines, and print what changed", False, bool,
-        None, own_flag="--update-baselines", writes=True)
-    recording: Recording = _option(
-        "record", "with --update-baselines: replace, the launches replace the baseline; noisy:REASON, noisy "
-        "launches are recorded too; or both, replace,noisy:REASON", Recording(), _recording, None, metavar="HOW",
-        shown="add launches that are not noisy", writes=True)
-    baselines_dir: Path = _option(
-        "baselines", "folder of the stored baselines", Path("baselines"), _folder, metavar="DIR")
-    results_dir: Path | None = _option(
-        "results", "folder that keeps the plan, logs and result of each launch", None, _folder, metavar="DIR",
-        shown="a temporary folder", writes=True)
-    timeout_s: float = _option(
-        "timeout", "time limit of each launch, in seconds", 300.0, _seconds, "float", metavar="SECONDS",
-        shown="300")
+        "write this run's values as the new baselines, and print what changed",
+        False,
+        type=bool,
+        ini=None,
+        own_flag="--update-baselines",
+        writes=True,
+    )
+    record: Recording = _option(
+        "with --update-baselines: replace, the launches replace the baseline; noisy:REASON, noisy launches are "
+        "recorded too; or both, replace,noisy:REASON",
+        Recording(),
+        type=_record,
+        ini=None,
+        metavar="HOW",
+        shown="add launches that are not noisy",
+        writes=True,
+    )
+    baselines: Path = _option("folder of the stored baselines", Path("baselines"), type=_folder, metavar="DIR")
+    results: Path | None = _option(
+        "folder that keeps the plan, logs and result of each launch",
+        type=_folder,
+        metavar="DIR",
+        shown="a temporary folder",
+        writes=True,
+    )
+    timeout: float = _option(
+        "time limit of each launch, in seconds", 300.0, type=_seconds, ini="float", metavar="SECONDS", shown="300"
+    )
     fail_on: frozenset[FailOn] = _option(
-        "fail_on", "verdicts that fail the test besides regressions: a comma-separated list of "
-        f"{', '.join(FailOn)}, or {FAIL_ON_NOTHING}", frozenset({FailOn.MISSING}), _fail_on, "args",
-        metavar="LIST", shown=FailOn.MISSING)
+        "verdicts that fail the test besides regressions: a comma-separated list of "
+        f"{', '.join(FailOn)}, or {FAIL_ON_NOTHING}",
+        frozenset({FailOn.MISSING}),
+        type=_fail_on,
+        ini="args",
+        metavar="LIST",
+        shown=FailOn.MISSING,
+    )
     launcher: LauncherKind = _option(
-        "launcher", "how ranks start: by torchrun, or by a fork server with torch imported",
-        LauncherKind.TORCHRUN, choices=tuple(kind.value for kind in LauncherKind))
+        "how ranks start: by torchrun, or by a fork server with torch imported",
+        LauncherKind.TORCHRUN,
+        choices=(LauncherKind.TORCHRUN.value, LauncherKind.FORKSERVER.value),
+    )
     launches: int = _option(
-        "launches", "most launches per test that --update-baselines records, 1 to 50; it ends earlier, once the "
-        "tolerances are enforced or can't be", 10, integer_from(1, 50), "int", metavar="N", writes=True)
+        "most launches per test that --update-baselines records, 1 to 50; it ends earlier, once the tolerances are "
+        "enforced or can't be",
+        10,
+        type=integer_from(1, 50),
+        ini="int",
+        metavar="N",
+        writes=True,
+    )
     max_launches: int = _option(
-        "max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive, 2 to 12; "
-        "fewer than 3 never fail a test for a metric with noise", 6, integer_from(2, 12), "int", metavar="N")
+        "launches per test, pairs in an A/B, before an open verdict is inconclusive, 2 to 12; fewer than 3 never fail "
+        "a test for a metric with noise",
+        6,
+        type=integer_from(2, 12),
+        ini="int",
+        metavar="N",
+    )
     locate: bool = _option(
-        "locate", "after a difference in numerics or costs launch again to find the parameter, module and line",
-        False, bool, "bool")
+        "after a difference in numerics or costs launch again to find the parameter, module and line",
+        False,
+        type=bool,
+        ini="bool",
+    )
     ab: str | None = _option(
-        "ab", "A/B reference to launch: a git ref, or python:PATH of an interpreter", None, _version,
-        metavar="REF", shown="none")
-    profiling: Profiling = _option(
-        "profiler", f"keep traces of this profiler with the results of each launch: {', '.join(PROFILERS)}; "
-        "torch:SCHEDULE also sets the steps of each trace", Profiling(), _profiling, metavar="NAME", shown="none")
+        "A/B reference to launch: a git ref, or python:PATH of an interpreter",
+        type=_version,
+        metavar="REF",
+        shown="none",
+    )
+    profiler: Profiling = _option(
+        f"keep traces of this profiler with the results of each launch: {', '.join(PROFILERS)}; torch:SCHEDULE also "
+        "sets the steps of each trace",
+        Profiling(),
+        type=_profiler,
+        metavar="NAME",
+        shown="none",
+    )
     report: Path | None = _option(
-        "report", "write an HTML report of the run here; needs pytest-aorta[report]", None, file_ending_in(".html"),
-        metavar="FILE.html", shown="none", writes=True)
+        "write an HTML report of the run here; needs pytest-aorta[report]",
+        type=file_ending_in(".html"),
+        metavar="FILE.html",
+        shown="none",
+        writes=True,
+    )
     markdown: Path | None = _option(
-        "markdown", "write the findings of the run here, for a comment on a pull request", None, file_ending_in(".md"),
-        metavar="FILE.md", shown="none", writes=True)
+        "write the findings of the run here, for a comment on a pull request",
+        type=file_ending_in(".md"),
+        metavar="FILE.md",
+        shown="none",
+        writes=True,
+    )
     history: Path | None = _option(
-        "history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder,
-        metavar="DIR", shown="none", writes=True)
+        "folder that each run adds its comparisons to, for `aorta history`",
+        type=_folder,
+        metavar="DIR",
+        shown="none",
+        writes=True,
+    )
     nnodes: int = _option(
-        "nnodes", "nodes of this run; pytest runs on node 0", 1, integer_from(1, 4096), "int", metavar="N")
-    workload_dirs: tuple[Path, ...] = _option(
-        "workloads", "folders of your own workloads", (Path("workloads"),), _folders, "args", metavar="DIR",
-        shown="workloads", ini_only=True)
+        "nodes of this run; pytest runs on node 0", 1, type=integer_from(1, 4096), ini="int", metavar="N"
+    )
+    workloads: tuple[Path, ...] = _option(
+        "folders of your own workloads",
+        (Path("workloads"),),
+        type=_folders,
+        ini="args",
+        metavar="DIR",
+        shown="workloads",
+        ini_only=True,
+    )
     node_launcher: tuple[str, ...] = _option(
-        "node_launcher", "command that starts one node agent per node, e.g. srun --nodes={nodes} "
-        "--ntasks={nodes}", (), tuple, "args", shown="none: one node", ini_only=True)
-    # fmt: on
+        "command that starts one node agent per node, e.g. srun --nodes={nodes} --ntasks={nodes}",
+        (),
+        type=tuple,
+        ini="args",
+        shown="none: one node",
+        ini_only=True,
+    )
     rootdir: Path = Path()
     started_in: Path | None = None
     command: tuple[str, ...] = ()
@@ -437,8 +495,9 @@ class Options:
         return f"{os.path.relpath(path, self.started_in)}{colons}{test}"
 
 
-_DECLARED: dict[str, Option] = {part.name: part.metadata["option"] for part in fields(Options) if part.metadata}
-OPTIONS = tuple(_DECLARED.values())
+OPTIONS = tuple(
+    Option(name=part.name, default=part.default, **part.metadata) for part in fields(Options) if part.metadata
+)
 
 
 def make_options(values: Mapping[str, Any], rootdir: Path, **others: Any) -> Options:
@@ -450,16 +509,16 @@ def make_options(values: Mapping[str, Any], rootdir: Path, **others: Any) -> Opt
         SpecError: Two options contradict each other, a file is in the place of a folder or the reverse, or the folder
             of the baselines to record can't be written.
     """
-    found = {name: values.get(option.name, option.default) for name, option in _DECLARED.items()}
-    for name, option in _DECLARED.items():
-        if isinstance(path := found[name], Path):
-            found[name] = rootdir / path
+    found = {option.name: values.get(option.name, option.default) for option in OPTIONS}
+    for option in OPTIONS:
+        if isinstance(path := found[option.name], Path):
+            found[option.name] = rootdir / path
             with suppress(OSError):  # a path that can't be read is reported where it is used
-                _check_place(f"{option.flag}={path}", found[name], is_file=name in ("report", "markdown"))
-    for path in found["workload_dirs"]:
-        if path not in Options.workload_dirs and not (rootdir / path).is_dir():
-            raise SpecError(f"{_DECLARED['workload_dirs'].key}, --workloads: there is no folder {rootdir / path}")
-    found["workload_dirs"] = tuple(rootdir / path for path in found["workload_dirs"])
+                _check_place(f"{option.flag}={path}", rootdir / path, is_file=option.name in ("report", "markdown"))
+    for path in found["workloads"]:
+        if path not in Options.workloads and not (rootdir / path).is_dir():
+            raise SpecError(f"aorta_workloads, --workloads: there is no folder {rootdir / path}")
+    found["workloads"] = tuple(rootdir / path for path in found["workloads"])
     found["launcher"] = LauncherKind(found["launcher"])
     found["without_gpus"] = WithoutGpus(found["without_gpus"])
     options = Options(**found, rootdir=rootdir, **others)
@@ -483,14 +542,14 @@ def _nearest(folder: Path) -> Path:
 def _refuse_contradictions(options: Options) -> None:
     if options.without_gpus == WithoutGpus.FAIL and options.gpus == 0:
         raise SpecError("--aorta-without-gpus=fail and --aorta-gpus=0 contradict each other; drop one of them")
-    if options.update_baselines and options.profiling.tool:
+    if options.update_baselines and options.profiler.tool:
         raise SpecError(
-            f"--update-baselines and --aorta-profiler={options.profiling} contradict each other: "
+            f"--update-baselines and --aorta-profiler={options.profiler} contradict each other: "
             f"a launch under a profiler can't be a baseline; drop one of them"
         )
-    if options.update_baselines and not os.access(nearest := _nearest(options.baselines_dir), os.W_OK):
+    if options.update_baselines and not os.access(nearest := _nearest(options.baselines), os.W_OK):
         raise SpecError(
-            f"--aorta-baselines={options.baselines_dir}: {nearest} can't be written, and --update-baselines writes "
+            f"--aorta-baselines={options.baselines}: {nearest} can't be written, and --update-baselines writes "
             f"there; make it writable, or name another folder"
         )
     if options.nnodes > 1 and not options.node_launcher:
@@ -498,5 +557,5 @@ def _refuse_contradictions(options: Options) -> None:
             f"--aorta-nnodes={options.nnodes}: set the ini key aorta_node_launcher, a command that starts a node agent "
             f"on each node, such as 'srun --nodes={{nodes}} --ntasks={{nodes}}'"
         )
-    if options.nnodes > 1 and options.results_dir is None:
+    if options.nnodes > 1 and options.results is None:
         raise SpecError(f"--aorta-nnodes={options.nnodes}: give --aorta-results, a folder that all nodes share")

@@ -6,7 +6,6 @@ Fixtures return handles, so every failed launch is raised in the test body.
 import os
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
@@ -26,7 +25,6 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
 from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
-from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
 from pytest_aorta.session.launcher import TestSpec
 from pytest_aorta.session.record import RunningTest, properties
@@ -146,8 +144,7 @@ class LaunchingTests:
         # Hooks and other fixtures may have added markers since collection.
         spec = test.spec = read_spec(item)
         options, session = self.run.options, self.run.session
-        session.line, session.say = self.run.line, partial(say, item.config)
-        base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
+        base = options.results or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
         timed = spec.measures_overlap or any(metric_of(name).kind is MetricKind.TIMING for name in spec.tolerances)
         # Outside of the try: a driver that does not answer is an error, not a reason to skip the test.
         devices = session.devices
@@ -243,7 +240,7 @@ def header(options: Options, devices: Sequence[Device], platforms: Collection[st
         where += ", missing GPUs simulated"
     if options.nnodes > 1:
         where += f" on each of {options.nnodes} nodes"
-    folder = str(options.baselines_dir).removeprefix(f"{options.rootdir}/")
+    folder = str(options.baselines).removeprefix(f"{options.rootdir}/")
     shown = f", platform {' and '.join(sorted(platforms))}" if platforms else ""
     return f"aorta: {where}, torch {_torch_version()}{shown}, baselines {folder}"
 

@@ -19,6 +19,8 @@ from pytest_aorta.plugin.markers import FIXTURE, MARKERS
 from pytest_aorta.plugin.run import Run
 
 if TYPE_CHECKING:
+    from pytest_aorta.launch.launchers import RankLauncher
+    from pytest_aorta.plan.options import LauncherKind
     from pytest_aorta.plugin.fixtures import LaunchingTests
     from pytest_aorta.session.runner import WorkloadRunner
     from pytest_aorta.session.world import DistributedWorld
@@ -58,13 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{marker.usage}: {marker.help}.")
     try:
         options = _read_options(config)
-        config.stash[RUN] = Run(options)
+        config.stash[RUN] = Run(config, options)
         if options.report is not None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
             require_packages()
         if not _is_given(config, _SHOWING):
-            check_profiler(options.profiling.tool, "--aorta-profiler")
+            check_profiler(options.profiler.tool, "--aorta-profiler")
             if options.ab is not None:
                 from pytest_aorta.plan.reference import check_reference  # only for a run with a reference
 
@@ -143,7 +145,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     A controller of xdist does not collect tests, and errors of collection come before the tests are known.
     """
     config, options = session.config, session.config.stash[RUN].options
-    writes = options.report or options.markdown or options.update_baselines or options.baselines_dir.is_dir()
+    writes = options.report or options.markdown or options.update_baselines or options.baselines.is_dir()
     if writes or config.getoption("dist", "no") != "no" or config.option.continue_on_collection_errors:
         _use(config)
 
@@ -174,10 +176,18 @@ def _use(config: pytest.Config) -> LaunchingTests:
     tests = config.stash[TESTS] = LaunchingTests(run)
     plugins.register(tests, "aorta-tests")
     if not _is_given(config, _WITHOUT_RESULTS):
-        run.line = open_line(config)
+        run.show(open_line(config))
         if not hasattr(config, "workerinput"):
             plugins.register(Controller(run), "aorta-controller")
     return tests
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_aorta_make_launcher(kind: LauncherKind) -> RankLauncher:
+    """Make the launcher of this package, unless another plugin makes one."""
+    from pytest_aorta.launch.launchers import make_launcher  # only for a test that launches
+
+    return make_launcher(kind)
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_aorta.launch.launchers import RankLauncher
     from pytest_aorta.plan.launch_plan import LaunchPlan
+    from pytest_aorta.plan.options import LauncherKind
     from pytest_aorta.session.record import Comparison
 
 
@@ -16,6 +18,18 @@ def pytest_aorta_launch(plan: LaunchPlan) -> None:
     """Called before the ranks of each launch start, in the process that runs the test: with xdist, in the worker.
 
     :param plan: The workload or script, its config, the devices and the run folder. It can't be changed.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_aorta_make_launcher(config: pytest.Config, kind: LauncherKind) -> RankLauncher | None:
+    """Return what starts the ranks of launches of a kind; None leaves it to the next plugin, and at last to this one.
+
+    Called when the first launch of a kind is about to start, in the process that runs the test: with xdist, in each
+    worker. The launcher is kept and closed at the end of the run.
+
+    :param kind: ``torchrun`` or ``forkserver``, as ``--aorta-launcher`` and the marker ``world`` choose for a test, and
+        ``nodes`` for a test on several nodes.
     """
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext, suppress
-from functools import cached_property
+from contextlib import ExitStack, closing, nullcontext, suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.progress_line import ProgressLine
     from pytest_aorta.session.launcher import Session
     from pytest_aorta.session.record import TestRecord
+    from pytest_aorta.session.search import Bisection
 
 # xdist gives the report of a test whose worker crashed none of these.
 _PHASES = ("setup", "call", "teardown")
@@ -35,6 +36,7 @@ class Run:
 
     Attributes:
         options: Options of the run.
+        bisection: The search for a commit that comparisons are part of; None compares with baselines.
         line: Progress line on the terminal; None where it is not wanted.
         collected: Node ids of collected tests.
         records: Records of tests that ended, in order.
@@ -45,8 +47,11 @@ class Run:
         notes: Lines for the end of the summary.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, config: pytest.Config, options: Options) -> None:
         self.options = options
+        self._config = config
+        self._resources = ExitStack()
+        self.bisection: Bisection | None = None
         self.line: ProgressLine | None = None
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
@@ -69,21 +74,28 @@ class Run:
     @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
+        from pytest_aorta.plugin.progress_line import say
         from pytest_aorta.session.launcher import Session  # imports everything that a launch needs
 
-        session = Session(self.options)
-        if "devices" in vars(self):  # otherwise the test asks the driver, and reports its error
-            session.devices = self.devices
+        session = Session(
+            self.options,
+            lambda kind: self._config.hook.pytest_aorta_make_launcher(config=self._config, kind=kind),
+            find_devices=lambda: self.devices,
+            line=self.line,
+            say=partial(say, self._config),
+            bisection=self.bisection,
+        )
+        self._resources.callback(session.close)
         return session
 
+    def show(self, line: ProgressLine | None) -> None:
+        """Show the state of launches in a line of the terminal, if there is one."""
+        if line is not None:
+            self.line = self._resources.enter_context(closing(line))
+
     def close(self) -> None:
-        """End the fork servers, remove the worktrees of A/B references, and close the progress line."""
-        try:
-            if "session" in vars(self):
-                self.session.close()
-        finally:
-            if self.line is not None:
-                self.line.close()
+        """End the fork servers, and close the progress line."""
+        self._resources.close()
 
 
 def record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | None:
@@ -224,7 +236,7 @@ class Controller:
         run = self.run
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
-        if run.options.baselines_dir.is_dir():
+        if run.options.baselines.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
             # Tests were left out if the command line names single tests or --lf, or if a file has an error.

@@ -37,7 +37,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if given := [flag for flag, value in refused.items() if value]:
         raise pytest.UsageError(f"aorta bisect: {given[0]} can't be used in a search; give -n0 or leave it out")
     try:
-        run.session.bisection = Bisection(task.search, config.rootpath, partial(say, config))
+        run.bisection = Bisection(task.search, config.rootpath, partial(say, config))
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -63,5 +63,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     run, task = config.stash[RUN], config.stash[TASK]
     records = (*run.records, *run.lost)
-    found = Findings(records, run.session.bisection.finding) if run.session.bisection else Findings(records)
+    found = Findings(records, run.bisection.finding) if run.bisection else Findings(records)
     found.write(Path(task.findings))

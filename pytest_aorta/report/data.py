@@ -1,13 +1,14 @@
 """The values of a report: tests, their comparisons, and the launches of each side."""
 
 import functools
+import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from pytest_aorta.common.errors import AortaError, BaselineError, UsageError
 from pytest_aorta.common.files import UnreadableFile, files_below, read_json
@@ -56,6 +57,7 @@ class Case:
         candidate, reference: launches whose results could be read; ``reference`` is empty except in an A/B.
         baseline: the baseline that the candidate was compared with.
         reference_name: the name of the reference's side.
+        warnings: the results and baselines that could not be read.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Case:
     reference: tuple[Launch, ...] = ()
     baseline: Baseline | None = None
     reference_name: str = AB_REFERENCE
+    warnings: tuple[str, ...] = ()
 
     @property
     def baseline_name(self) -> str:
@@ -152,22 +155,25 @@ class Report:
         return {f"{self.num_launches} in total": False} | found
 
 
-def read_launches(files: Sequence[Path], warnings: list[str]) -> tuple[Launch, ...]:
-    """Return the launches of result files, with their telemetry; what can't be read is added to ``warnings``."""
+def read_launches(
+    files: Iterable[Path], facts: Iterable[LaunchFacts | None] = itertools.repeat(None)
+) -> tuple[tuple[Launch, ...], tuple[str, ...]]:
+    """Return the launches of result files with their telemetry, and a warning for each file that can't be read.
+
+    The facts of launches are those of a record, or are condensed from the result.
+    """
     launches: list[Launch] = []
-    for number, file in enumerate(files, 1):
+    warnings: list[str] = []
+    for number, (file, known) in enumerate(zip(files, facts, strict=False), 1):
+        left_out = "result"
         try:
             result = read_result(file)
-            launch = Launch(number, result, result.facts)
+            launches.append(Launch(number, result, known or result.facts))
+            left_out = "telemetry"
+            launches[-1] = replace(launches[-1], iterations=read_iterations(file.parent, result.world_size))
         except (AortaError, ValueError) as error:
-            warnings.append(f"result left out of the report: {error}")
-            continue
-        try:
-            launch = replace(launch, iterations=read_iterations(file.parent, result.world_size))
-        except AortaError as error:
-            warnings.append(f"telemetry left out of the report: {error}")
-        launches.append(launch)
-    return tuple(launches)
+            warnings.append(f"{left_out} left out of the report: {error}")
+    return tuple(launches), tuple(warnings)
 
 
 def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[TestRecord] = ()) -> Report:
@@ -175,32 +181,31 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
 
     ``lost`` are records that are part of the report although nothing is known of their launches.
     """
-    warnings: list[str] = []
-    tests = tuple(
-        Test(record, tuple(_case(record, comparison, warnings) for comparison in record.comparisons))
-        for record in (*(record for record in records if record.is_reported), *lost)
-    )
+    shown = [*(record for record in records if record.is_reported), *lost]
+    tests = tuple(Test(record, tuple(_case(record, one) for one in record.comparisons)) for record in shown)
+    warnings = tuple(warning for test in tests for case in test.cases for warning in case.warnings)
     launched = sum(len(record.launches) for record in records)
     failed = sum(record.num_failed_launches for record in records)
-    return Report(title, "candidate", "baseline", tests, tuple(warnings), launched, failed)
+    return Report(title, "candidate", "baseline", tests, warnings, launched, failed)
 
 
-def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Case:
-    candidate, reference = (
-        read_launches([Path(folder) / RESULT_FILE for folder in comparison.folders(side)], warnings) for side in Side
+def _case(record: TestRecord, comparison: Comparison) -> Case:
+    kept = [launch for launch in comparison.launches if launch.folder]
+    sides = ([launch for launch in kept if launch.side is side] for side in Side)
+    (candidate, unread), (reference, others) = (
+        read_launches([Path(one.folder) / RESULT_FILE for one in side], [one.facts for one in side]) for side in sides
     )
-    verdicts = comparison.rows
+    verdicts, warnings, baseline = comparison.rows, (*unread, *others), None
     # If the baseline belongs to another config, no verdict has a value of the baseline.
     is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
-    baseline = None
     if is_compared and comparison.baseline:
         try:
             baseline = read_baseline_file(Path(comparison.baseline))
         except BaselineError as error:
-            warnings.append(f"baseline left out of the report: {error}")
+            warnings = (*warnings, f"baseline left out of the report: {error}")
     versions = {row.reference.name for row in verdicts if row.reference.is_ab}
     name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
-    return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name)
+    return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name, warnings)
 
 
 _MAX_PLAN_BYTES = 1 << 20
@@ -214,7 +219,11 @@ class _Key(NamedTuple):
     config: str
 
 
-_Launches: TypeAlias = dict[_Key, list[Launch]]
+class _Side(NamedTuple):
+    """The launches of one label that are compared."""
+
+    label: str
+    launches: Sequence[Launch]
 
 
 def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, reference: str) -> Report:
@@ -227,8 +236,7 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
     Raises:
         UsageError: A path does not exist or contains no result.
     """
-    warnings: list[str] = []
-    here, there = (_read(label, paths[label], warnings) for label in (candidate, reference))
+    (here, unread), (there, others) = (_read(label, paths[label]) for label in (candidate, reference))
     if len(here) == len(there) == 1:  # one kind of launch on each side, so these two match whatever their names
         there = dict(zip(here, there.values(), strict=True))
     tests = []
@@ -237,18 +245,20 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
         configs[key[:2]] += 1
         number = f" {configs[key[:2]]}" if configs[key[:2]] > 1 else ""
         name = key.workload if key.folder in ("", ".") else key.folder
-        sides = {candidate: here.get(key, []), reference: there.get(key, [])}
-        tests.append(_test(name, f"{key.workload}{number}", sides))
+        sides = _Side(candidate, here.get(key, ())), _Side(reference, there.get(key, ()))
+        tests.append(_test(name, f"{key.workload}{number}", *sides))
     failed = sum(map(_failed_launches, (*paths[candidate], *paths[reference])))
     launched = failed + sum(map(len, (*here.values(), *there.values())))
     title = f"{candidate} against {reference}"
-    return Report(title, candidate, reference, tuple(tests), tuple(warnings), launched, failed)
+    return Report(title, candidate, reference, tuple(tests), (*unread, *others), launched, failed)
 
 
-def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> _Launches:
-    found: _Launches = {}
+def _read(label: str, paths: Sequence[Path]) -> tuple[dict[_Key, list[Launch]], list[str]]:
+    """Return the launches of one label, and a warning for each that is left out."""
+    found: dict[_Key, list[Launch]] = {}
+    warnings: list[str] = []
     for path in paths:
-        files = list(_result_files(path))
+        files = [path] if path.is_file() else [one for one in files_below(path, RESULT_FILE) if not is_rank_file(one)]
         if not files:
             raise UsageError(f"{label}={path}: contains no {RESULT_FILE}; keep results with --aorta-results=DIR")
         for file in files:
@@ -256,17 +266,13 @@ def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> _Launches:
                 warnings.append(f"result left out of the report: {file}: a launch of the A/B reference")
                 continue
             folder = "" if path == file else file.parent.relative_to(path).parent.as_posix()
-            for launch in read_launches([file], warnings):
+            read, unread = read_launches([file])
+            warnings += unread
+            for launch in read:
                 config = json.dumps(identity(launch.result.config), sort_keys=True)
                 of_key = found.setdefault(_Key(folder, launch.result.workload, config), [])
                 of_key.append(replace(launch, number=len(of_key) + 1))
-    return found
-
-
-def _result_files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    yield from (file for file in files_below(path, RESULT_FILE) if not is_rank_file(file))
+    return found, warnings
 
 
 def _failed_launches(path: Path) -> int:
@@ -283,48 +289,46 @@ def _is_reference(file: Path) -> bool:
     return isinstance(plan, dict) and bool(plan.get("reference"))
 
 
-def _test(name: str, case: str, sides: Mapping[str, Sequence[Launch]]) -> Test:
-    """Return the comparison of the launches of two labels, the candidate first."""
-    (candidate, here), (reference, there) = sides.items()
-    if here and there:
-        verdicts = _verdicts(name, sides)
-        verdicts = verdicts.replace(notes=(*map(Note, _differences(sides)), *verdicts.notes))
+def _test(name: str, case: str, candidate: _Side, reference: _Side) -> Test:
+    """Return the comparison of the launches of two labels."""
+    if candidate.launches and reference.launches:
+        verdicts = _verdicts(name, candidate, reference)
     else:
-        only = Note(f"only in {candidate if here else reference}: no result to compare with")
-        verdicts = Verdicts(name, (), (only,))
-    wrong = [launch.result for launch in here if not launch.result.passed]
+        only = candidate if candidate.launches else reference
+        verdicts = Verdicts(name, (), (Note(f"only in {only.label}: no result to compare with"),))
+    wrong = [launch.result for launch in candidate.launches if not launch.result.passed]
     has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
     outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"
-    comparison = Comparison(
-        case, ReferenceKind.RESULTS, rows=verdicts.rows, notes=verdicts.notes, suspect=verdicts.suspect
-    )
+    rows, notes = verdicts.rows, verdicts.notes
+    comparison = Comparison(case, ReferenceKind.RESULTS, rows=rows, notes=notes, suspect=verdicts.suspect)
     failure = "\n".join(map(failed_checks_text, wrong))
     record = TestRecord(name, outcome=outcome, failure=failure, comparisons=(comparison,))
-    return Test(record, (Case(case, verdicts.rows, tuple(here), tuple(there), reference_name=reference),))
+    here, there = tuple(candidate.launches), tuple(reference.launches)
+    return Test(record, (Case(case, rows, here, there, reference_name=reference.label),))
 
 
-def _differences(sides: Mapping[str, Sequence[Launch]]) -> Iterator[str]:
-    """Yield a note on the workloads and configs of two launches that were named on their own, if they differ."""
-    (here, after), (there, before) = ((label, launches[0].result) for label, launches in sides.items())
-    old, new = changed_settings(identity(before.config), identity(after.config))
-    if old or before.workload != after.workload:
-        parts = ((there, before.workload, old), (here, after.workload, new))
-        yield "; ".join(" with ".join(filter(None, [f"{label} ran {name}", keys])) for label, name, keys in parts)
+def _verdicts(name: str, candidate: _Side, reference: _Side) -> Verdicts:
+    """Compare the candidate's launches with the reference's as with a stored baseline.
 
-
-def _verdicts(name: str, sides: Mapping[str, Sequence[Launch]]) -> Verdicts:
-    """Compare the candidate's launches with the reference's as with a stored baseline."""
-    (candidate, here), (reference, there) = sides.items()
-    stored = tuple(StoredLaunch(launch.facts) for launch in there)
-    result = here[0].result
-    baseline = Baseline(name, name, result.platform, result.workload, {}, stored)
-    priors = functools.partial(default_variance, device=result.device)
-    comparison = StoredComparison(name, {}, baseline, {}, priors, len(here), reference, ReferenceKind.RESULTS)
-    verdicts = comparison.judge([launch.facts for launch in here])
+    Launches that were named on their own may differ in workload and config, which a note says.
+    """
+    after, before = candidate.launches[0].result, reference.launches[0].result
+    stored = tuple(StoredLaunch(launch.facts) for launch in reference.launches)
+    baseline = Baseline(name, name, after.platform, after.workload, {}, stored)
+    priors, count = functools.partial(default_variance, device=after.device), len(candidate.launches)
+    comparison = StoredComparison(name, {}, baseline, {}, priors, count, reference.label, ReferenceKind.RESULTS)
+    verdicts = comparison.judge([launch.facts for launch in candidate.launches])
+    counts = f"{count} of {candidate.label} and {len(stored)} of {reference.label}"
     reasons = {
-        Outcome.INCONCLUSIVE: f"too few launches to decide: {len(here)} of {candidate} and {len(there)} of {reference}",
-        Outcome.MISSING: f"missing in {candidate} or in {reference}",
+        Outcome.INCONCLUSIVE: f"too few launches to decide: {counts}",
+        Outcome.MISSING: f"missing in {candidate.label} or in {reference.label}",
         Outcome.IMPROVED: "",
     }
     rows = tuple(row.replace(detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
-    return verdicts.replace(rows=rows)
+    verdicts = verdicts.replace(rows=rows)
+    old, new = changed_settings(identity(before.config), identity(after.config))
+    if not old and before.workload == after.workload:
+        return verdicts
+    parts = ((reference.label, before.workload, old), (candidate.label, after.workload, new))
+    ran = [" with ".join(filter(None, [f"{label} ran {workload}", keys])) for label, workload, keys in parts]
+    return verdicts.replace(notes=(Note("; ".join(ran)), *verdicts.notes))

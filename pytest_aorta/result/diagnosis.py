@@ -3,9 +3,11 @@
 import re
 import signal
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum, auto
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from pytest_aorta.common.text import counted, is_library, traceback_lines
@@ -104,11 +106,7 @@ _AT_LIMIT = (EndReason.RANK_ERROR, EndReason.TIME_LIMIT, EndReason.STRAGGLER)
 # Reasons for which a launch can end after a rank has failed.
 _AFTER_FAILURES = (EndReason.EXIT, EndReason.RANK_GONE, *_AT_LIMIT)
 # Reasons that the coordinator of several nodes reports; the outcome's detail names the node.
-_NODE_REASONS = {
-    EndReason.NODE_LOST: FailureKind.NODE_LOST,
-    EndReason.NODE_LAUNCHER: FailureKind.NODE_LAUNCHER,
-    EndReason.NODE_MISMATCH: FailureKind.NODE_MISMATCH,
-}
+_NODE_REASONS = (EndReason.NODE_LOST, EndReason.NODE_LAUNCHER, EndReason.NODE_MISMATCH)
 
 
 class _Stage(IntEnum):
@@ -153,27 +151,149 @@ class _RankFailure:
         return self.stage == _Stage.REACTION
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """A launch that has failed: its plan, how it ended, and what its ranks left."""
+
+    plan: LaunchPlan
+    outcome: LaunchOutcome
+    ranks: Sequence[RankEvidence]
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether the folder is there; the plan is written first, so other files can't replace it."""
+        return (self.plan.run_dir / PLAN_FILE).is_file()
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether the ranks took too long."""
+        return self.outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER)
+
+    @cached_property
+    def failures(self) -> list[_RankFailure]:
+        """The failures of ranks, the first one first."""
+        found = sorted(failure for rank in self.ranks if (failure := _own_failure(rank)))
+        # A rank that was alive at the limit has left its stacks, and may have failed because it was stopped.
+        stopped = [failure for failure in found if failure.evidence.frames or failure.is_reaction]
+        return [failure for failure in found if not (self.is_at_limit and failure in stopped)]
+
+    @property
+    def unfinished(self) -> list[RankEvidence]:
+        """The ranks that left no result."""
+        return [rank for rank in self.ranks if not rank.has_result]
+
+    @property
+    def absent(self) -> list[RankEvidence]:
+        """The ranks that left neither their process id nor an error."""
+        return [rank for rank in self.ranks if not (rank.started or rank.error)]
+
+    @property
+    def gone(self) -> list[RankEvidence]:
+        """The ranks that ended by themselves and left neither a result nor an error nor a failing exit code."""
+        # Ranks that were still alive have written their stacks, unless they were suspended.
+        return [rank for rank in self.ranks if _is_silent(rank) and not rank.suspended and not rank.was_running]
+
+    @property
+    def awaited(self) -> list[RankEvidence]:
+        """The ranks that the rank of the first failure waited for: suspended ones, or else those that ran on."""
+        first = self.failures[0]
+        suspended = [rank for rank in self.ranks if rank.suspended and first.is_victim]
+        if suspended or first.stage != _Stage.PEER_LATE:
+            return suspended
+        running = [rank for rank in self.ranks if rank.was_running and not rank.error and not rank.has_result]
+        return [rank for rank in running if not _is_waiting(rank)]
+
+    @property
+    def agent_tail(self) -> list[str]:
+        """The end of the agent's log."""
+        return [f"  | {line}" for line in log_tail(self.plan.run_dir / AGENT_LOG)] or [f"  {AGENT_LOG} is empty"]
+
+    @property
+    def end(self) -> str:
+        """How the launch ended. At a limit the guard ends the agent, so how the agent ended is not the cause."""
+        if self.outcome.reason == EndReason.STRAGGLER:
+            return f"a rank was done for {self.plan.limits.straggler_s:g} s and others were not"
+        if self.is_at_limit:
+            return f"time limit of {self.plan.timeout_s:g} s reached"
+        agent = {str(LauncherKind.FORKSERVER): "the fork server's agent"}.get(
+            self.outcome.launcher, self.outcome.launcher
+        )
+        agent = f"the command {self.plan.script}" if self.plan.starts_ranks else agent
+        status = self.outcome.agent_status
+        return f"{agent} " + ("was still running" if status is None else f"ended with {_exit_text(status)}")
+
+
 def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
     """Return the diagnosis of a launch; None if every rank succeeded and left a result."""
-    ranks = read_evidence(plan, outcome.stopped if outcome.reason in _AT_LIMIT else ())
-    finished = all(rank.has_result for rank in ranks)
-    if outcome.reason == EndReason.EXIT and outcome.agent_status == 0 and finished and not outcome.survivors:
+    launch = _Launch(plan, outcome, read_evidence(plan, outcome.stopped if outcome.reason in _AT_LIMIT else ()))
+    ended_well = outcome.reason == EndReason.EXIT and outcome.agent_status == 0
+    if ended_well and not launch.unfinished and not outcome.survivors:
         return None
-    # The plan is written first, so other files can't replace it.
-    has_folder = (plan.run_dir / PLAN_FILE).is_file()
-    found = _classify(plan, outcome, ranks) if has_folder else _deleted(plan, outcome)
-    nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
-    headline = found.headline if found.kind in _NAMED_BY_HEADLINE else f"{found.kind}: {found.headline}"
+    found = _diagnose(launch)
     world = plan.world
+    nodes = f" of {world.nodes} nodes" if world.nodes > 1 else ""
+    headline = found.headline if found.kind in _NAMED_BY_HEADLINE else f"{found.kind}: {found.headline}"
     ranks_named = counted(world.size, f"{SIMULATED if world.simulated else world.device} rank")
-    damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:_RANKS_SHOWN]
+    damaged = [f"damaged: {problem}" for rank in launch.ranks for problem in rank.damaged][:_RANKS_SHOWN]
     lines = [*found.details, *damaged]
-    if has_folder and (problem := _cannot_write(plan.run_dir)):
+    if launch.has_folder and (problem := _cannot_write(plan.run_dir)):
         lines.insert(0, f"{plan.run_dir} can't be written: {problem}")
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices stay leased")
-    lines.append(f"plan, logs and stacks: {plan.run_dir}" if has_folder else _OTHER_FOLDER)
+    lines.append(f"plan, logs and stacks: {plan.run_dir}" if launch.has_folder else _OTHER_FOLDER)
     return replace(found, headline=f"{plan.title} on {ranks_named}{nodes}: {headline}", details=lines)
+
+
+def _diagnose(launch: _Launch) -> LaunchFailure:
+    """Return the diagnosis of the first row that applies: a cause comes before what follows from it."""
+    reason, status, end, tail = launch.outcome.reason, launch.outcome.agent_status, launch.end, launch.agent_tail
+    starts_ranks, is_at_limit, unfinished = launch.plan.starts_ranks, launch.is_at_limit, launch.unfinished
+    has_failed = bool(launch.failures) and reason in _AFTER_FAILURES
+    are_victims = has_failed and launch.failures[0].is_victim
+    deleted = f"the launch's folder {launch.plan.run_dir} was deleted during the launch, e.g. by the script; {end}"
+    unwatched = launch.outcome.detail or "the process that watches the ranks was killed"
+    stacks = _positions(rank for rank in launch.ranks if rank.frames)
+    left = f"{_names(unfinished)} left no result" if unfinished else "every rank left its result"
+    has_outlived = not unfinished and (status == 0 or (is_at_limit and not stacks))
+    rows: Sequence[tuple[object, LaunchFailure | Callable[[_Launch], LaunchFailure]]] = (
+        (not launch.has_folder, LaunchFailure(FailureKind.RESULTS_DELETED, deleted)),
+        (reason == EndReason.PARENT_GONE, LaunchFailure(FailureKind.INTERRUPTED, "pytest ended before the launch did")),
+        (reason == EndReason.GUARD_LOST, LaunchFailure(FailureKind.GUARD_LOST, unwatched, tail)),
+        (
+            reason in _NODE_REASONS,
+            lambda _: LaunchFailure(FailureKind[reason.name], launch.outcome.detail, stacks + tail),
+        ),
+        (any(rank.timed_out for rank in launch.ranks), _collective_timeout),
+        (are_victims and launch.awaited, _gave_up),
+        (are_victims and launch.absent, _not_started),
+        (are_victims and launch.gone, _ended_early),
+        (has_failed, _first_failure),
+        (reason == EndReason.OUTPUT_CAP, _output_cap),
+        (
+            not any(rank.started for rank in launch.ranks),
+            LaunchFailure(FailureKind.RENDEZVOUS, f"no rank started; {end}", tail),
+        ),
+        (starts_ranks and launch.absent, _never_reported),
+        (has_outlived, LaunchFailure(FailureKind.PROCESS_LEFT, f"a process outlived the launch; {end}")),
+        (is_at_limit and (not unfinished or all(rank.returned for rank in launch.ranks)), _not_left),
+        (is_at_limit, _hang),
+        (reason == EndReason.RANK_GONE or (starts_ranks and launch.gone), _ended_early),
+        (
+            status and starts_ranks,
+            LaunchFailure(
+                FailureKind.EXIT_CODE, f"{_exit_text(status or 0)} of the command {launch.plan.script}; {left}", tail
+            ),
+        ),
+        (status != 0, LaunchFailure(FailureKind.RENDEZVOUS, f"{end} before any rank failed; {left}", tail)),
+        (True, _result_missing),
+    )
+    found = next(diagnosis for applies, diagnosis in rows if applies)
+    return found if isinstance(found, LaunchFailure) else found(launch)
+
+
+def _never_reported(launch: _Launch) -> LaunchFailure:
+    headline = f"{_names(launch.absent)} never reported; {launch.end}"
+    return LaunchFailure(FailureKind.RESULT_MISSING, headline, launch.agent_tail, launch.absent[0].rank)
 
 
 def _cannot_write(folder: Path) -> str:
@@ -184,100 +304,6 @@ def _cannot_write(folder: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
-
-
-def _deleted(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure:
-    headline = f"the launch's folder {plan.run_dir} was deleted during the launch, e.g. by the script"
-    return LaunchFailure(FailureKind.RESULTS_DELETED, f"{headline}; {_agent_end(plan, outcome)}")
-
-
-def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]) -> LaunchFailure:
-    is_limit = outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER)
-    agent_tail = [f"  | {line}" for line in log_tail(plan.run_dir / AGENT_LOG)] or [f"  {AGENT_LOG} is empty"]
-    if outcome.reason == EndReason.PARENT_GONE:
-        return LaunchFailure(FailureKind.INTERRUPTED, "pytest ended before the launch did")
-    if outcome.reason == EndReason.GUARD_LOST:
-        headline = outcome.detail or "the process that watches the ranks was killed"
-        return LaunchFailure(FailureKind.GUARD_LOST, headline, agent_tail)
-    if outcome.reason in _NODE_REASONS:
-        stacks = _positions(rank for rank in ranks if rank.frames)
-        return LaunchFailure(_NODE_REASONS[outcome.reason], outcome.detail, [*stacks, *agent_tail])
-    if any(rank.timed_out for rank in ranks):
-        return _collective_timeout(ranks)
-    failures = sorted(failure for rank in ranks if (failure := _own_failure(rank)))
-    if is_limit:
-        # A rank that was alive at the limit has left its stacks, and may have failed because it was stopped.
-        failures = [failure for failure in failures if not failure.evidence.frames and not failure.is_reaction]
-    if failures and outcome.reason in _AFTER_FAILURES:
-        return _after_failures(failures, ranks, _unexplained_end(plan, outcome))
-    unfinished = [rank for rank in ranks if not rank.has_result]
-    if outcome.reason == EndReason.OUTPUT_CAP:
-        largest = max(ranks, key=lambda rank: rank.log_bytes)
-        headline = f"logs exceed {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
-        headline += f"; {_names(unfinished)} left no result"
-        return LaunchFailure(FailureKind.OUTPUT_CAP, headline, _log_lines(largest)[-2:], largest.rank)
-    if not any(rank.started for rank in ranks):
-        # At the limit the guard ends the agent, so how the agent ended is not the cause.
-        at_limit = outcome.reason == EndReason.TIME_LIMIT
-        cause = _limit(plan, outcome) if at_limit else _agent_end(plan, outcome)
-        return LaunchFailure(FailureKind.RENDEZVOUS, f"no rank started; {cause}", agent_tail)
-    if plan.starts_ranks and not all(rank.started for rank in ranks):
-        return _of_command(plan, outcome, ranks, agent_tail)
-    if is_limit:
-        return (_not_left if all(rank.returned for rank in ranks) else _hang)(plan, outcome, ranks)
-    if outcome.reason == EndReason.RANK_GONE:
-        return _ended_early(ranks, _unexplained_end(plan, outcome))
-    if plan.starts_ranks:
-        return _of_command(plan, outcome, ranks, agent_tail)
-    if outcome.agent_status != 0:
-        headline = f"{_agent_end(plan, outcome)} before any rank failed; {_names(unfinished)} left no result"
-        return LaunchFailure(FailureKind.RENDEZVOUS, headline, agent_tail)
-    if not unfinished:
-        return LaunchFailure(FailureKind.PROCESS_LEFT, "a process outlived the launch")
-    headline = f"{_names(unfinished)} exited with code 0 and left no result"
-    if plan.program:
-        headline += "; if the script replaces its process, as by os.execv, launch it by run_command"
-    return LaunchFailure(FailureKind.RESULT_MISSING, headline, _log_lines(unfinished[0]), unfinished[0].rank)
-
-
-def _after_failures(failures: list[_RankFailure], ranks: list[RankEvidence], unexplained: str) -> LaunchFailure:
-    """Diagnose a launch by its ``failures``, which are in order; ``unexplained`` is what a rank without trace did."""
-    if awaited := _awaited_ranks(failures[0], ranks):
-        return _gave_up(failures, ranks, awaited)
-    if failures[0].is_victim and (absent := [rank for rank in ranks if not rank.left_anything]):
-        others = [rank for rank in ranks if rank.left_anything]
-        headline = f"{_names(absent)} did not start, and {_names(others)} gave up waiting"
-        return LaunchFailure(FailureKind.RENDEZVOUS, headline, _others(others, absent[0].rank), absent[0].rank)
-    if failures[0].is_victim and _without_trace(ranks):
-        return _ended_early(ranks, unexplained)
-    return _first_failure(failures[0], ranks)
-
-
-def _of_command(
-    plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence], agent_tail: list[str]
-) -> LaunchFailure:
-    """Diagnose the end of a command that starts its own ranks, none of which has left an error."""
-    end = _agent_end(plan, outcome) if outcome.reason == EndReason.EXIT else _limit(plan, outcome)
-    if absent := [rank for rank in ranks if not rank.started]:
-        headline = f"{_names(absent)} never reported; {end}"
-        return LaunchFailure(FailureKind.RESULT_MISSING, headline, agent_tail, absent[0].rank)
-    if gone := _without_trace(ranks):
-        headline = f"{_names(gone)} {_unexplained_end(plan, outcome)}"
-        return LaunchFailure(FailureKind.RESULT_MISSING, headline, [*_log_lines(gone[0]), *agent_tail], gone[0].rank)
-    left = [rank for rank in ranks if not rank.has_result]
-    others = f"{_names(left)} left no result" if left else "every rank left its result"
-    if not outcome.agent_status:
-        return LaunchFailure(FailureKind.RESULT_MISSING, f"{others}; {end}", agent_tail)
-    headline = f"{_exit_text(outcome.agent_status)} of the command {plan.script}; {others}"
-    return LaunchFailure(FailureKind.EXIT_CODE, headline, agent_tail)
-
-
-def _agent_end(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
-    agent = "torchrun" if outcome.launcher == LauncherKind.TORCHRUN else "the fork server's agent"
-    agent = f"the command {plan.script}" if plan.starts_ranks else agent
-    if outcome.agent_status is None:
-        return f"{agent} was still running"
-    return f"{agent} ended with {_exit_text(outcome.agent_status)}"
 
 
 def _own_failure(rank: RankEvidence) -> _RankFailure | None:
@@ -316,8 +342,9 @@ def _exit_message(given: str) -> str:
     return _exit_text(int(given) if int(given) >= 0 else int(given) & 0xFF)
 
 
-def _first_failure(first: _RankFailure, ranks: Sequence[RankEvidence]) -> LaunchFailure:
+def _first_failure(launch: _Launch) -> LaunchFailure:
     """Diagnose a launch by its first failure."""
+    first, ranks = launch.failures[0], launch.ranks
     rank = first.evidence
     others = [other for other in ranks if other is not rank]
     headline, *message = first.message.splitlines() or [""]
@@ -334,15 +361,13 @@ def _first_failure(first: _RankFailure, ranks: Sequence[RankEvidence]) -> Launch
         details += _positions([*located, *silent, *_elsewhere(rank, others)])
         stopped = [other for other in stopped if other not in located]
     details += _others(others, rank.rank, first)
-    if different := different_collectives(other for other in ranks if not other.has_result):
+    if different := different_collectives(launch.unfinished):
         details.append(f"  {_differences(different)}")
     done = [other for other in ranks if other.has_result and not other.error] if first.is_victim else []
     if first.is_victim and (left := [other for other in ranks if other.has_result and other.error]):
         details.append(f"  {_names(left)} had left a result{_in_steps(left)}, and waited for the other ranks")
-    if done_training := [other for other in stopped if other.returned]:
-        details.append(f"  then {_names(done_training)}: stopped after the last step")
-    if training := [other for other in stopped if not other.returned]:
-        details.append(f"  then {_names(training)}: stopped{_in_steps(training)}")
+    if stopped:
+        details.append(f"  then {_names(stopped)}: stopped{_in_steps(stopped)}")
     before = f"{_ended(done, '')}, and then rank {rank.rank} failed" if done else f"rank {rank.rank} failed first"
     origin = min(done, key=lambda other: other.steps) if done else rank
     return LaunchFailure(first.kind, f"{before}: {headline[:_HEADLINE]}", details, origin.rank)
@@ -377,20 +402,16 @@ def _place(rank: RankEvidence) -> list[str]:
 
 def _others(ranks: Iterable[RankEvidence], origin: int | None, first: _RankFailure | None = None) -> list[str]:
     """Return one line per way in which the other ranks failed; ``first`` is the failure that they followed."""
-    summaries: dict[str, list[RankEvidence]] = {}
-    errors: dict[str, list[RankEvidence]] = {}
+    alike: dict[str, list[RankEvidence]] = {}
     for rank in ranks:
         failure = _own_failure(rank)
-        if failure is None or (failure.is_reaction and rank.frames):
-            continue
-        if text := _consequence(failure, origin, first):
-            summaries.setdefault(text, []).append(rank)
-        else:
-            errors.setdefault(failure.message.partition("\n")[0][:300], []).append(rank)
-    rest = [rank for same in list(errors.values())[_RANKS_SHOWN:] for rank in same]
-    lines = [*summaries.items(), *list(errors.items())[:_RANKS_SHOWN], *([("other errors", rest)] if rest else [])]
-    lines.sort(key=lambda line: [rank.rank for rank in line[1]])
-    return [f"  then {_names(same)}: {text}" for text, same in lines]
+        if failure and not (failure.is_reaction and rank.frames):
+            text = _consequence(failure, origin, first) or failure.message.partition("\n")[0][:300]
+            alike.setdefault(text, []).append(rank)
+    lines = [f"  then {_names(same)}: {text}" for text, same in list(alike.items())[:_RANKS_SHOWN]]
+    if rest := [rank for same in list(alike.values())[_RANKS_SHOWN:] for rank in same]:
+        lines.append(f"  then {_names(rest)}: other errors")
+    return lines
 
 
 def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure | None) -> str:
@@ -410,60 +431,47 @@ def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure 
     return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
 
 
-def _awaited_ranks(first: _RankFailure, ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Return the ranks that the rank of the first failure waited for: suspended ones, or else those that ran on."""
-    if not first.is_victim:
-        return []
-    suspended = [rank for rank in ranks if rank.suspended]
-    if suspended or first.stage != _Stage.PEER_LATE:
-        return suspended
-    running = [rank for rank in ranks if rank.was_running and not rank.error and not rank.has_result]
-    return [rank for rank in running if not _is_waiting(rank)]
-
-
-def _gave_up(
-    failures: Sequence[_RankFailure], ranks: Sequence[RankEvidence], awaited: Sequence[RankEvidence]
-) -> LaunchFailure:
-    """Diagnose a launch in which ranks gave up waiting for the ``awaited`` ranks."""
+def _gave_up(launch: _Launch) -> LaunchFailure:
+    """Diagnose a launch in which ranks gave up waiting for others."""
+    awaited = launch.awaited
     first = min(awaited, key=lambda rank: rank.steps)
-    others = [rank for rank in ranks if rank not in awaited]
-    late = [failure.evidence for failure in failures if failure.stage == _Stage.PEER_LATE]
+    others = [rank for rank in launch.ranks if rank not in awaited]
+    late = [failure.evidence for failure in launch.failures if failure.stage == _Stage.PEER_LATE]
     if first.suspended:
         headline, details = f"{_names(awaited)} {_SUSPENDED}{_in_steps(awaited)}", []
     else:
         headline = f"{_names(late)} gave up waiting for {_names(awaited)}"
-        details = _positions((first, *(rank for rank in awaited if rank is not first)))
+        details = _positions([first, *awaited])
     details += _others(others, first.rank)
     details += _positions([*_where_raised(late), *(rank for rank in others if rank.frames and not rank.error)])
     return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, headline, details, first.rank)
 
 
-def _unexplained_end(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
-    """Return how a rank ended that left neither a result nor an error; torchrun reports failing exit codes."""
-    if plan.starts_ranks:
-        return (
-            "ended without a result or an error, as by SIGKILL, by os._exit, or as a wrapper that starts the training "
-            f"in another process, which it has to replace itself by (exec); {_agent_end(plan, outcome)}"
-        )
-    return "exited with code 0 and left no result while others ran, by os._exit(0) for example"
+def _not_started(launch: _Launch) -> LaunchFailure:
+    """Diagnose a launch in which ranks gave up waiting for others that never started."""
+    others = [rank for rank in launch.ranks if rank not in launch.absent]
+    headline = f"{_names(launch.absent)} did not start, and {_names(others)} gave up waiting"
+    first = launch.absent[0].rank
+    return LaunchFailure(FailureKind.RENDEZVOUS, headline, _others(others, first), first)
 
 
-def _ended_early(ranks: Sequence[RankEvidence], unexplained: str) -> LaunchFailure:
+def _ended_early(launch: _Launch) -> LaunchFailure:
     """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
-    unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
-    gone = _without_trace(ranks) or unfinished
-    headline = f"{_names(gone)} {unexplained}"
+    # torchrun reports failing exit codes.
+    how = "exited with code 0 and left no result while others ran, by os._exit(0) for example"
+    if launch.plan.starts_ranks:
+        how = (
+            "ended without a result or an error, as by SIGKILL, by os._exit, or as a wrapper that starts the training "
+            f"in another process, which it has to replace itself by (exec); {launch.end}"
+        )
+    unfinished = [rank for rank in launch.unfinished if rank.started]
+    gone = launch.gone or unfinished
     origin = gone[0].rank if gone else None
     others = [rank for rank in unfinished if rank not in gone]
-    details = _log_lines(gone[0]) if gone else []
-    details += [*_others(others, origin), *_positions(rank for rank in others if not rank.error)]
-    return LaunchFailure(FailureKind.RESULT_MISSING, headline, details, origin)
-
-
-def _without_trace(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Return the ranks that ended by themselves and left neither a result nor an error nor a failing exit code."""
-    # Ranks that were still alive have written their stacks, unless they were suspended.
-    return [rank for rank in ranks if _is_silent(rank) and not rank.suspended and not rank.was_running]
+    details = [*(_log_lines(gone[0]) if gone else []), *_others(others, origin)]
+    details += _positions(rank for rank in others if not rank.error)
+    details += launch.agent_tail if launch.plan.starts_ranks else []
+    return LaunchFailure(FailureKind.RESULT_MISSING, f"{_names(gone)} {how}", details, origin)
 
 
 def _is_silent(rank: RankEvidence) -> bool:
@@ -471,56 +479,52 @@ def _is_silent(rank: RankEvidence) -> bool:
     return rank.started and not has_ended and not rank.frames
 
 
-def _collective_timeout(ranks: Sequence[RankEvidence]) -> LaunchFailure:
+def _collective_timeout(launch: _Launch) -> LaunchFailure:
     """Diagnose a launch in which NCCL's watchdog ended ranks that waited in a collective."""
-    waiting = [rank for rank in ranks if rank.timed_out]
-    absent = [rank for rank in ranks if not rank.timed_out]
+    waiting = [rank for rank in launch.ranks if rank.timed_out]
+    absent = [rank for rank in launch.ranks if not rank.timed_out]
     calls = dict.fromkeys(rank.timed_out for rank in waiting)
     headline = " and ".join(
-        f"{_names([rank for rank in waiting if rank.timed_out == call])} timed out in {call}" for call in calls
+        f"{_names(rank for rank in waiting if rank.timed_out == call)} timed out in {call}" for call in calls
     )
     if absent:
         headline += f"; {_names(absent)} not in this collective"
     first = absent[0] if absent else min(waiting, key=lambda rank: rank.steps)
-    return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, headline, _positions(ranks), first.rank)
+    return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, headline, _positions(launch.ranks), first.rank)
 
 
-def _hang(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence]) -> LaunchFailure:
+def _hang(launch: _Launch) -> LaunchFailure:
     """Diagnose a launch in which ranks were still running at the limit."""
-    limit, unfinished = _limit(plan, outcome), [rank for rank in ranks if not rank.has_result]
-    if not unfinished:
-        return LaunchFailure(FailureKind.PROCESS_LEFT, f"{limit}; every rank left its result")
+    unfinished = launch.unfinished
+    kind = FailureKind.HANG_IN_COLLECTIVE
     if different := different_collectives(unfinished):
-        first = next(iter(different.values()))[0]
-        details = _positions((first, *(rank for rank in unfinished if rank is not first)))
-        return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, f"{limit}; {_differences(different)}", details, first.rank)
-    missed = first_missed(unfinished)
-    # A rank without a record, such as a suspended one, is known by its stack alone.
-    waiting = [rank for rank in unfinished if _is_waiting(rank) or (missed and rank.collectives is not None)]
-    absent = [rank for rank in unfinished if rank not in waiting or (missed and rank.rank in missed.missing_ranks)]
-    waiting = [rank for rank in waiting if rank not in absent]
-    done = [rank for rank in ranks if rank.has_result]
-    first = min(absent or waiting, key=lambda rank: (not rank.suspended, rank.steps))
-    kind, suspect = FailureKind.HANG_IN_COLLECTIVE, first
-    if waiting and (absent or done):
-        suspect = first if absent else done[0]
-        peers = _names(absent) if absent else _ended(done, ", which")
-        headline = f"{_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {peers}"
-        if missed:
-            headline += f", which never entered {missed.collective}"
-    elif waiting and first.in_flight and len({str(rank.in_flight) for rank in waiting}) == 1:
-        headline = (
-            f"all have entered {first.in_flight}{_in_steps(waiting)}: the limit is too short, the loop makes no "
-            f"further step, or the network has failed"
-        )
-    elif waiting:
-        headline = f"all wait in collectives, rank {first.rank} in the earliest step"
+        first = suspect = next(iter(different.values()))[0]
+        headline = _differences(different)
     else:
-        kind, headline = FailureKind.HANG_ELSEWHERE, f"{_names(absent)} in no collective"
-        if not any(rank.steps for rank in unfinished):
-            headline += ", before the first measured step: a hang, or a start that takes longer than the limit"
-    details = _positions((first, *(rank for rank in unfinished if rank is not first)))
-    return LaunchFailure(kind, f"{limit}; {headline}", details, suspect.rank)
+        missed = first_missed(unfinished)
+        # A rank without a record, such as a suspended one, is known by its stack alone.
+        waiting = [rank for rank in unfinished if _is_waiting(rank) or (missed and rank.collectives is not None)]
+        absent = [rank for rank in unfinished if rank not in waiting or (missed and rank.rank in missed.missing_ranks)]
+        waiting = [rank for rank in waiting if rank not in absent]
+        done = [rank for rank in launch.ranks if rank.has_result]
+        first = suspect = min(absent or waiting, key=lambda rank: (not rank.suspended, rank.steps))
+        if waiting and (absent or done):
+            suspect = first if absent else done[0]
+            peers = _names(absent) if absent else _ended(done, ", which")
+            headline = f"{_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {peers}"
+            headline += f", which never entered {missed.collective}" if missed else ""
+        elif waiting and first.in_flight and len({str(rank.in_flight) for rank in waiting}) == 1:
+            headline = (
+                f"all have entered {first.in_flight}{_in_steps(waiting)}: the limit is too short, the loop makes no "
+                f"further step, or the network has failed"
+            )
+        elif waiting:
+            headline = f"all wait in collectives, rank {first.rank} in the earliest step"
+        else:
+            kind, headline = FailureKind.HANG_ELSEWHERE, f"{_names(absent)} in no collective"
+            if not any(rank.steps for rank in unfinished):
+                headline += ", before the first measured step: a hang, or a start that takes longer than the limit"
+    return LaunchFailure(kind, f"{launch.end}; {headline}", _positions([first, *unfinished]), suspect.rank)
 
 
 def _differences(different: Mapping[str, Sequence[RankEvidence]]) -> str:
@@ -528,37 +532,37 @@ def _differences(different: Mapping[str, Sequence[RankEvidence]]) -> str:
     return f"ranks entered different collectives: {calls}"
 
 
-def _not_left(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence]) -> LaunchFailure:
+def _not_left(launch: _Launch) -> LaunchFailure:
     """Diagnose a launch in which every script has returned and some rank's process has not ended."""
     # Only processes that were alive at the limit have left stacks.
-    alive = [rank for rank in ranks if rank.frames] or [rank for rank in ranks if not rank.has_result]
+    alive = [rank for rank in launch.ranks if rank.frames] or launch.unfinished
     stuck = [rank for rank in alive if not _is_waiting(rank)] or alive
-    if not stuck:
-        return LaunchFailure(FailureKind.PROCESS_LEFT, f"{_limit(plan, outcome)}; every rank left its result")
-    what = "script" if plan.program else "run()"
-    steps = ", ".join(str(rank.steps) for rank in stuck[:_RANKS_SHOWN]) if any(rank.steps for rank in stuck) else ""
-    reached = f"having entered step {steps}" if steps else "and its steps were not counted"
-    headline = f"{_names(stuck)} did not leave after its {what} returned, {reached}"
-    details = _positions((*stuck, *(rank for rank in alive if rank not in stuck)))
-    return LaunchFailure(FailureKind.PROCESS_LEFT, f"{_limit(plan, outcome)}; {headline}", details, stuck[0].rank)
+    what = "script" if launch.plan.program else "run()"
+    headline = f"{launch.end}; {_names(stuck)} did not leave after its {what} returned{_in_steps(stuck)}"
+    return LaunchFailure(FailureKind.PROCESS_LEFT, headline, _positions([*stuck, *alive]), stuck[0].rank)
 
 
-def _limit(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
-    if outcome.reason == EndReason.STRAGGLER:
-        return f"a rank was done for {plan.limits.straggler_s:g} s and others were not"
-    return f"time limit of {plan.timeout_s:g} s reached"
+def _output_cap(launch: _Launch) -> LaunchFailure:
+    largest = max(launch.ranks, key=lambda rank: rank.log_bytes)
+    headline = f"logs exceed {launch.plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
+    return LaunchFailure(FailureKind.OUTPUT_CAP, headline, _log_lines(largest), largest.rank)
+
+
+def _result_missing(launch: _Launch) -> LaunchFailure:
+    """Diagnose a launch whose agent ended well although ranks left no result."""
+    first, headline = launch.unfinished[0], f"{_names(launch.unfinished)} exited with code 0 and left no result"
+    if launch.plan.program:
+        headline += "; if the script replaces its process, as by os.execv, launch it by run_command"
+    return LaunchFailure(FailureKind.RESULT_MISSING, headline, _log_lines(first), first.rank)
 
 
 def _names(ranks: Iterable[RankEvidence]) -> str:
     """Return the numbers of ranks as text, with three or more consecutive numbers as a range."""
-    runs: list[list[int]] = []
-    for rank in sorted(rank.rank for rank in ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
+    numbers = sorted({rank.rank for rank in ranks})
+    # Within a run of consecutive numbers, a number and its index are equally far apart.
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0])]
     parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
-    noun = "rank" if sum(map(len, runs)) == 1 else "ranks"
+    noun = "rank" if len(numbers) == 1 else "ranks"
     return f"{noun} {', '.join(parts[:8])}{', ...' if len(parts) > 8 else ''}" if runs else "no rank"
 
 

@@ -60,7 +60,7 @@ class _AgentReport(Model, frozen=True, forbid_unknown_fields=False):
     running: list[Count] = field(default_factory=list)
 
 
-class Collective(Model, frozen=True, forbid_unknown_fields=False):
+class EnteredCollective(Model, frozen=True, forbid_unknown_fields=False):
     """A collective, or a send or receive, that a rank has entered; ``retired`` if torch has seen its end."""
 
     profiling_name: str
@@ -90,7 +90,7 @@ class Collective(Model, frozen=True, forbid_unknown_fields=False):
 class _CollectivesReport(Model, frozen=True, forbid_unknown_fields=False):
     """The last collectives of a rank, in order; None without a record."""
 
-    entries: tuple[Collective, ...] | None = None
+    entries: tuple[EnteredCollective, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,25 +140,20 @@ class RankEvidence:
     steps: int
     log_tail: tuple[str, ...]
     log_bytes: int
-    collectives: tuple[Collective, ...] | None
+    collectives: tuple[EnteredCollective, ...] | None
     timed_out: str | None
     suspended: bool
     was_running: bool
     damaged: tuple[str, ...]
 
     @property
-    def left_anything(self) -> bool:
-        """Return whether the rank left at least its process id or an error."""
-        return self.started or self.error is not None
-
-    @property
-    def counted(self) -> list[Collective]:
+    def counted(self) -> list[EnteredCollective]:
         """The collectives that have a number of their own, unlike sends, receives and batches of these."""
         found = self.collectives or ()
         return [entry for entry in found if not (entry.is_p2p or entry.profiling_name.endswith(":coalesced"))]
 
     @property
-    def in_flight(self) -> Collective | None:
+    def in_flight(self) -> EnteredCollective | None:
         """The first collective that had not ended when the rank was stopped."""
         # The parts of a coalesced collective never retire.
         ended = {entry.place: entry.collective_seq_id for entry in self.counted if entry.retired}
@@ -282,7 +277,7 @@ def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
 class MissedCollective:
     """The first collective that not all ranks joined, and the ranks that are missing from it."""
 
-    collective: Collective
+    collective: EnteredCollective
     missing_ranks: tuple[int, ...]
 
 
@@ -296,7 +291,7 @@ def first_missed(ranks: Iterable[RankEvidence]) -> MissedCollective | None:
     return None
 
 
-def _has_missed(rank: RankEvidence, awaited: Collective) -> bool:
+def _has_missed(rank: RankEvidence, awaited: EnteredCollective) -> bool:
     entered = [entry.collective_seq_id for entry in rank.counted if entry.place == awaited.place]
     # Every rank is in the default group. Of the other groups, only a rank that has used one is known to be in it.
     return max(entered, default=0) < awaited.collective_seq_id and (bool(entered) or awaited.process_group[0] == "0")
@@ -308,7 +303,7 @@ def different_collectives(ranks: Iterable[RankEvidence]) -> dict[str, list[RankE
     The ranks that left their own order come first, e.g. a rank that skipped a collective of its earlier steps.
     """
     by_number = {rank.rank: rank for rank in ranks}
-    entered: dict[tuple[str, ...], dict[int, Collective]] = {}
+    entered: dict[tuple[str, ...], dict[int, EnteredCollective]] = {}
     for number, rank in by_number.items():
         for entry in rank.counted:
             entered.setdefault((*entry.place, str(entry.collective_seq_id)), {}).setdefault(number, entry)
@@ -320,7 +315,7 @@ def different_collectives(ranks: Iterable[RankEvidence]) -> dict[str, list[RankE
     return dict(sorted(found.items(), key=lambda item: (_is_usual(item[1][0], first[item[1][0].rank]), len(item[1]))))
 
 
-def _is_usual(rank: RankEvidence, collective: Collective) -> bool:
+def _is_usual(rank: RankEvidence, collective: EnteredCollective) -> bool:
     """Return whether a collective is what followed the longest earlier repetition of the rank's collectives before."""
     order = [entry for entry in rank.counted if entry.place == collective.place]
     before = [entry.what for entry in order if entry.collective_seq_id < collective.collective_seq_id]

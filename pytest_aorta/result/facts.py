@@ -24,7 +24,8 @@ from pytest_aorta.common.model import (
     Step,
     WeightHash,
 )  # fmt: skip
-from pytest_aorta.plan.options import WRAPPERS, LauncherKind
+from pytest_aorta.plan.options import WRAPPERS
+from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.series import BUFFERS, Parted, SeriesFacts, described, diverged, joined_hashes, series_facts
@@ -111,7 +112,6 @@ _PEAK = "peak_"
 _MOST_IN_TURN = 2
 
 
-Launcher: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(LauncherKind)})$")]
 StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p10|p50|p99|tail5)$")]
 # Launches that were recorded by earlier versions have no p10.
 STEP_TIMES = ("max", "mean", "p50", "p99", "tail5")
@@ -151,7 +151,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         provenance: time, session block and code version of the launch.
         description: what explains the launch and is not compared.
-        launcher: the program that started the ranks, torchrun or forkserver.
+        launcher: what started the ranks: torchrun, forkserver or the name of a plugin's launcher.
         simulated: whether nothing was exchanged, so that weights, losses and times mean nothing.
         num_steps: measured steps.
         step_time_ms: mean, p10, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
@@ -179,7 +179,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
 
     provenance: Provenance
     description: LaunchDescription = LaunchDescription()
-    launcher: Launcher
+    launcher: LauncherName
     simulated: bool = False
     num_steps: Positive
     step_time_ms: dict[StepTime, Milliseconds]

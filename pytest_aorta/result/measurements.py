@@ -29,8 +29,8 @@ from pytest_aorta.common.model import (
     WeightHash,
 )  # fmt: skip
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
-from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.facts import PYTHON_TRACER, LaunchFacts, launch_facts, over_ranks
+from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import PlatformFacts
 from pytest_aorta.result.series import Series, joined_hashes
@@ -225,7 +225,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         device: ``cuda`` or ``cpu``.
         backend: backend of the process group.
         platform: the platform's name, which is part of the key of baselines.
-        launcher: the program that started the ranks, torchrun or forkserver.
+        launcher: what started the ranks: torchrun, forkserver or the name of a plugin's launcher.
         profiler: the profiler that the ranks ran under; None if there was none.
         launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
         host: name of the host that pytest ran on.
@@ -272,7 +272,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     device: DeviceKind
     backend: Backend
     platform: Platform
-    launcher: LauncherKind
+    launcher: LauncherName
     profiler: Annotated[str, Meta(pattern="^(torch|nsys|rocprofv3)$")] | None = None
     launch_times_s: dict[str, NotNegative]
     host: str

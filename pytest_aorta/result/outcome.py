@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
-from msgspec import field
+from msgspec import Meta, field
 
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import read_regular
@@ -41,6 +42,9 @@ class EndReason(StrEnum):
     NODE_MISMATCH = "node_mismatch"
 
 
+LauncherName: TypeAlias = Annotated[str, Meta(pattern="^[a-z][a-z0-9_-]{0,39}$")]
+
+
 class LaunchOutcome(Model, frozen=True):
     """The outcome of a launch: the guard's verdict, and ``outcome.json`` in the run folder.
 
@@ -50,7 +54,7 @@ class LaunchOutcome(Model, frozen=True):
         stopped: ids of processes that were still alive when the launch was ended, and were ended with it.
         survivors: ids of processes that could not be ended.
         wall_s: seconds from the start of the torchrun agent to the end of the last process.
-        launcher: the program that started the ranks, torchrun or forkserver.
+        launcher: what started the ranks: torchrun, forkserver or the name of a plugin's launcher.
         detail: for a reason that concerns a node, the node and what happened.
         phases_s: the phases of ``wall_s`` that every rank has finished: start, import, init, run and leave; for a
             script only start and leave.
@@ -62,7 +66,7 @@ class LaunchOutcome(Model, frozen=True):
     stopped: tuple[int, ...]
     survivors: tuple[int, ...]
     wall_s: float
-    launcher: str = LauncherKind.TORCHRUN
+    launcher: LauncherName = LauncherKind.TORCHRUN
     detail: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
     began_ns: int = 0

@@ -11,7 +11,6 @@ from pytest_aorta.common.files import raised_as, write_json_rows
 from pytest_aorta.common.model import read_model, to_builtins
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
@@ -63,7 +62,7 @@ def collect_result(
         device=plan.world.device,
         backend=plan.world.backend,
         platform=plan.world.platform,
-        launcher=LauncherKind(outcome.launcher),
+        launcher=outcome.launcher,
         profiler=plan.profiler,
         launch_times_s=launch_times_s(outcome),
         host=socket.gethostname(),

@@ -58,7 +58,7 @@ class Recording:
     @cached_property
     def _priors(self) -> Priors:
         device = self.first.center_launches[0].device
-        return platform_priors(self.options.baselines_dir, self.first.platform, device, self.first.case)
+        return platform_priors(self.options.baselines, self.first.platform, device, self.first.case)
 
     @property
     def _stored(self) -> Baseline | None:
@@ -81,17 +81,17 @@ class Recording:
             raise BaselineError(f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without")
         first = self.first.replace(config=identity(config))
         launches, baseline = [facts], first
-        old = None if options.recording.replaces else self._stored
+        old = None if options.record.replaces else self._stored
         while needs_another(baseline, self.marked, self._priors, options) or (
             old and len(launches) < options.launches and are_undecided(old, baseline, self.marked, self._priors)
         ):
             launches.append((yield Side.CANDIDATE))
             baseline = first.of_launches(launches)
         noisy = left_out(launches, self.marked)
-        if options.recording.reason is None:
+        if options.record.reason is None:
             baseline = baseline.replace(left_out=noisy)
         elif noisy:
-            baseline = baseline.replace(forced={str(baseline.revision): options.recording.reason})
+            baseline = baseline.replace(forced={str(baseline.revision): options.record.reason})
         # Comparing the baseline with itself shows metrics that are missing or differ between launches.
         itself = StoredComparison(case, first.config, baseline, self.marked, self._priors, len(launches))
         verdicts = itself.judge(launches)
@@ -109,7 +109,7 @@ class Recording:
             BaselineError: The launches can't be added, or are too noisy for a metric that a marker names.
         """
         marked, priors, options = self.marked, self._priors, self.options
-        baseline = merged(self._stored, new, marked, priors, options.recording.replaces).condensed()
+        baseline = merged(self._stored, new, marked, priors, options.record.replaces).condensed()
         if refusal := refusal_of_left_out(baseline, marked, options, priors):
             reason = f"not recorded, because the launches can't hold what a marker names:\n{refusal}"
             raise BaselineError(f"{new.case}: {reason}")
@@ -126,7 +126,7 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
     """
     notes: list[str] = []
     good = True
-    folder = options.baselines_dir
+    folder = options.baselines
     final = [record for record in records if not record.is_retried]
     compared = [(record, comparison.new) for record in final for comparison in record.comparisons]
     for tested, new in compared:
@@ -162,7 +162,7 @@ def unused_baselines(
         if record.nodeid in passed:
             used[record.nodeid] = {one.case for one in record.comparisons if one.kind is ReferenceKind.BASELINE}
     platforms = {record.nodeid: record.platform for record in records}
-    found = orphans(options.baselines_dir, collected, used, platforms, options.rootdir)
+    found = orphans(options.baselines, collected, used, platforms, options.rootdir)
     return [line.removeprefix(f"{options.rootdir}/") for line in found]
 
 

@@ -80,7 +80,7 @@ class RunningComparison:
         self.marked = launcher.spec.marked
         self.results = dict(zip(Side, (candidate, *others), strict=False))
         kind, platform = ReferenceKind.AB if others else ReferenceKind.BASELINE, candidate.platform
-        baseline = "" if others else str(baseline_path(self.options.baselines_dir, platform, case))
+        baseline = "" if others else str(baseline_path(self.options.baselines, platform, case))
         launches = tuple(self._compared(side, result) for side, result in self.results.items())
         self.comparison = Comparison(case, kind, platform, candidate.workload, launches, baseline=baseline)
         self.stored: StoredComparison | None = None
@@ -92,7 +92,7 @@ class RunningComparison:
     def priors(self) -> Priors:
         """The prior of a metric's variance on the candidate's device."""
         result = self.results[Side.CANDIDATE]
-        return platform_priors(self.options.baselines_dir, result.platform, result.device, self.comparison.case)
+        return platform_priors(self.options.baselines, result.platform, result.device, self.comparison.case)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class RunningComparison:
         Raises:
             BaselineError: It can't be read.
         """
-        return read_baseline(self.options.baselines_dir, self.comparison.platform, self.comparison.case)
+        return read_baseline(self.options.baselines, self.comparison.platform, self.comparison.case)
 
     @property
     def recorded(self) -> tuple[LaunchFacts, ...]:

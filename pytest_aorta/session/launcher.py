@@ -17,9 +17,9 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, raised_as, slug
+from pytest_aorta.launch.launchers import Launchers, RankLauncher, make_launcher
 from pytest_aorta.launch.leases import LeasedWorld, lease
-from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.launch.watch import LaunchWatch, SpokenState, StateLine
+from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
@@ -68,34 +68,45 @@ DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 
 
+def _speak(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class Session:
     """The state that all launches of one process share.
 
     Attributes:
+        options: Options of the run.
+        launchers: What starts the ranks of plans.
         line: Shows the state of a running launch; None shows nothing, and commands say it on standard error.
-        bisection: The search for a commit that comparisons are part of; None compares with baselines.
-        start: Starts the processes of a plan and waits for their end.
         say: Shows lines to the user during a run, such as what a test waits for.
+        bisection: The search for a commit that comparisons are part of; None compares with baselines.
     """
 
-    bisection: Bisection | None = None
-
-    def __init__(self, options: Options) -> None:
+    def __init__(
+        self,
+        options: Options,
+        make_launcher: Callable[[LauncherKind], RankLauncher] = make_launcher,
+        *,
+        find_devices: Callable[[], list[Device]] | None = None,
+        line: StateLine | None = None,
+        say: Callable[[str], None] = _speak,
+        bisection: Bisection | None = None,
+    ) -> None:
         self.options = options
-        self.forkservers = ForkServers()
-        self.line: StateLine | None = SpokenState()
-        self.start: Callable[[LaunchPlan], LaunchOutcome] = self.forkservers.launch
-        self.say: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
-        self.references = References(options.ab, options.rootdir, lambda text: self.say(text))
+        self.launchers = Launchers(make_launcher)
+        self.line, self.say, self.bisection = line, say, bisection
+        self.references = References(options.ab, options.rootdir, say)
+        self._find_devices = find_devices or visible_devices
 
     @cached_property
     def devices(self) -> list[Device]:
-        """Return the visible GPUs. They are looked up once, when first needed."""
-        return [] if self.options.gpus == 0 else visible_devices()
+        """The visible GPUs, looked up when first needed; none under ``--aorta-gpus=0``."""
+        return [] if self.options.gpus == 0 else self._find_devices()
 
     def close(self) -> None:
-        """Stop the fork servers of warm launches."""
-        self.forkservers.close()
+        """Close the launchers."""
+        self.launchers.close()
 
     @contextmanager
     def launcher(
@@ -157,7 +168,7 @@ class Launcher:
     @property
     def timeout_s(self) -> float:
         """Return the time limit of one launch, in seconds."""
-        return self.spec.timeout_s or self.session.options.timeout_s
+        return self.spec.timeout_s or self.session.options.timeout
 
     def first(self, size: int) -> Launcher:
         """Return a launcher of the first ranks of this world, whose launches are those of this test too."""
@@ -224,7 +235,7 @@ class Launcher:
                 self._copy(plan, plan.copy)
             self.test.planned(plan)
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
-                outcome = self.session.start(plan)
+                outcome = self.session.launchers.launch(plan)
             on_device = plan.world.device != DeviceKind.CPU
             found = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ""
             traces = [found] if found else []
@@ -270,7 +281,7 @@ class Launcher:
             SpecError: As in :func:`~pytest_aorta.launch.work_folder.copy_folder`.
             LaunchError: A file can't be copied.
         """
-        folders = {self._run_base.resolve(), (self.session.options.results_dir or self._run_base).resolve()}
+        folders = {self._run_base.resolve(), (self.session.options.results or self._run_base).resolve()}
         results = [str(kept.relative_to(plan.cwd)) for kept in folders if kept.is_relative_to(plan.cwd)]
         try:
             copy_folder(plan.cwd, copy, [*results, *(plan.fresh or ())])
@@ -278,7 +289,7 @@ class Launcher:
             raise LaunchError(f"{plan.cwd} can't be copied: {error.filename}: {error.strerror or error}") from None
 
     def _refuse_several_nodes(self, version: AnyReference | None, fresh: Sequence[str] | None) -> None:
-        profiler = self.session.options.profiling.tool
+        profiler = self.session.options.profiler.tool
         if fresh is not None and self.world.nodes > 1:
             raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
@@ -303,9 +314,9 @@ class Launcher:
             launcher=preferred if is_local and not request.starts_ranks else LauncherKind.TORCHRUN,
             lease_fds=self._leased.fds,
             reference=version,
-            profiler=options.profiling.tool,
-            profiler_schedule=options.profiling.schedule,
-            limits=limits_under(options.profiling.tool, self.timeout_s),
+            profiler=options.profiler.tool,
+            profiler_schedule=options.profiler.schedule,
+            limits=limits_under(options.profiler.tool, self.timeout_s),
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )

@@ -171,7 +171,7 @@ class WorkloadRunner(DistributedWorld):
         check_compared(by_step, STEP_METRICS)
         changed = {**config, **(into or {})}
         for given in (config, changed):
-            _check_restarts(find_workload(given["workload"], self._options.workload_dirs), given)
+            _check_restarts(find_workload(given["workload"], self._options.workloads), given)
         with tempfile.TemporaryDirectory(dir=self.launcher.shared_folder(), prefix="checkpoint-") as folder:
             straight = self._variant(config, steps, before)
             saved = self._variant({**config, _SAVE: folder}, after, before)
@@ -218,7 +218,7 @@ class WorkloadRunner(DistributedWorld):
         if isinstance(given, WorkloadResult):
             return given
         config = _without_name(given)
-        spec = find_workload(given["workload"], self._options.workload_dirs)
+        spec = find_workload(given["workload"], self._options.workloads)
         if steps is not None:
             config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
         return (world or self).run(spec.name, **config)

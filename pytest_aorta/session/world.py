@@ -71,7 +71,7 @@ class DistributedWorld:
             WorkloadFailed: By ``workload`` only: the workload's own checks found wrong values; the message locates
                 them.
         """
-        spec = find_workload(name, self._options.workload_dirs)
+        spec = find_workload(name, self._options.workloads)
         self.launcher.require_ranks(name, spec.min_world_size)
         return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta import DistributedWorld
-from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.launch.launchers import Launchers
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.result.measurements import WorkloadResult
@@ -93,12 +93,12 @@ def config_of(distributed_world: DistributedWorld) -> Callable[[str], dict[str, 
 
 
 @pytest.fixture(scope="session")
-def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ForkServers:
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launchers:
     """The fork servers of this run, which serve plans whose working folder is the repository too.
 
     One is started, because a launch's time limit would include the import of torch.
     """
-    servers: ForkServers = request.config.stash[RUN].session.forkservers
+    servers: Launchers = request.config.stash[RUN].session.launchers
     folder = tmp_path_factory.mktemp("start")
     (folder / "empty.py").touch()
     plan = make_plan(

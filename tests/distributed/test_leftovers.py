@@ -50,12 +50,12 @@ import sys
 from msgspec.structs import replace
 from pathlib import Path
 from pytest_aorta.launch.leases import lease
-from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.launch.launchers import Launchers
 from tests.distributed.test_leftovers import make_plan
 
 folder = Path(sys.argv[1])
 with lease(("cpu-0",), 1, exclusive=False, wait_s=5, folder=folder / "leases", owner="dead") as held:
-    ForkServers().launch(replace(make_plan(folder, sys.argv[2]), lease_fds=held.fds))
+    Launchers().launch(replace(make_plan(folder, sys.argv[2]), lease_fds=held.fds))
 """
 ROOT = Path(__file__).parents[2]
 

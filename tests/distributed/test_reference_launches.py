@@ -68,6 +68,7 @@ TESTS = """
 import json
 from pathlib import Path
 import pytest
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plugin.hooks import RUN
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(120)]
@@ -92,7 +93,7 @@ def test_script(distributed_world):
 def test_turns(distributed_world, request):
     first = distributed_world.run("own", steps=1)
     distributed_world.again(first, reference=True)
-    servers = request.config.stash[RUN].session.forkservers
+    servers = request.config.stash[RUN].session.launchers[LauncherKind.FORKSERVER]
     before = servers.pids
     distributed_world.again(first)
     distributed_world.again(first, reference=True)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch import warm
+from pytest_aorta.launch.launchers import RankLauncher, make_launcher
 from pytest_aorta.launch.sweep import is_stopped, unmarked
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -175,7 +176,7 @@ def workload_plan(launcher: str, name: str, run_dir: Path) -> LaunchPlan:
     )
 
 
-def run(servers: ForkServers, plan: LaunchPlan) -> WorkloadResult:
+def run(servers: RankLauncher, plan: LaunchPlan) -> WorkloadResult:
     outcome = servers.launch(plan)
     assert launch_failure(plan, outcome) is None
     return collect_result(plan, outcome)
@@ -205,7 +206,7 @@ def test_rank_that_stays_after_its_script_returned_is_reported_as_that(servers, 
     stay = "sys.stdout = type('Stuck', (), {'write': len, 'flush': lambda self: time.sleep(600)})()"
     failure = run_into_hang(servers, script_plan, stay)
     assert (failure.kind, failure.rank) == ("process left", 1)
-    assert "rank 1 did not leave after its script returned, having entered step 1" in failure.text
+    assert "rank 1 did not leave after its script returned in step 1" in failure.text
 
 
 @pytest.mark.extended
@@ -248,7 +249,7 @@ def test_launch_inherits_no_state_of_the_previous_launch(servers, script_plan, t
     assert len({number for triple in randoms for number in triple}) == 9
 
 
-def run_into_hang(servers: ForkServers, script_plan: Planner, code: str) -> LaunchFailure:
+def run_into_hang(servers: RankLauncher, script_plan: Planner, code: str) -> LaunchFailure:
     """Return the failure of the first launch whose ranks had all begun their step when the time limit came."""
     for limit_s in WARM_LIMITS_S:
         plan = script_plan(LauncherKind.FORKSERVER, code, timeout_s=limit_s)
@@ -258,7 +259,7 @@ def run_into_hang(servers: ForkServers, script_plan: Planner, code: str) -> Laun
     return failure
 
 
-def run_into_failure(servers: ForkServers, plan: LaunchPlan) -> LaunchFailure:
+def run_into_failure(servers: RankLauncher, plan: LaunchPlan) -> LaunchFailure:
     """Return the failure of a launch, after checking that no rank is left."""
     outcome = servers.launch(plan)
     failure = launch_failure(plan, outcome)
@@ -366,7 +367,7 @@ def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_serv
 @pytest.fixture
 def chosen_launcher(monkeypatch):
     """Make launches return their launcher without starting it."""
-    monkeypatch.setattr(warm, "launch", lambda plan, environ, start, launcher: launcher)
+    monkeypatch.setattr(warm, "launch", lambda plan, environ, start=None, launcher=LauncherKind.TORCHRUN: launcher)
 
 
 def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limit(
@@ -396,9 +397,9 @@ def test_stopped_server_of_a_killed_pytest_is_ended_by_the_next_run(own_servers,
 
 
 @pytest.mark.parametrize("launcher", [LauncherKind.FORKSERVER, LauncherKind.TORCHRUN])
-def test_launch_inherits_no_variable_of_a_launch_around_it(own_servers, script_plan, launcher):
-    servers = own_servers(os.environ | dict.fromkeys(variables.INTERNAL, "7"))
-    assert run(servers, script_plan(launcher, "")).launcher == launcher
+def test_launch_inherits_no_variable_of_a_launch_around_it(script_plan, launcher):
+    with closing(make_launcher(launcher, os.environ | dict.fromkeys(variables.INTERNAL, "7"))) as own:
+        assert run(own, script_plan(launcher, "")).launcher == launcher
 
 
 def test_temporary_folder_may_have_any_name(own_servers, tmp_path):

@@ -51,11 +51,24 @@ from pytest_aorta.plugin.hooks import RUN
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session):
-    run = session.config.stash[RUN]
     gpus = json.loads((session.config.rootpath / "gpus.json").read_text())
     if gpus:
-        run.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
-    run.session.start = lambda plan: fake_launch(plan, session.config.rootpath)
+        session.config.stash[RUN].devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
+
+
+def pytest_aorta_make_launcher(config):
+    return FakeLauncher(config.rootpath)
+
+
+class FakeLauncher:
+    def __init__(self, rootpath):
+        self.rootpath = rootpath
+
+    def launch(self, plan):
+        return fake_launch(plan, self.rootpath)
+
+    def close(self):
+        pass
 
 
 def fake_launch(plan, rootpath):

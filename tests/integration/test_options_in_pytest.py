@@ -41,7 +41,7 @@ from pytest_aorta.plugin.hooks import RUN
 
 def test_one(request):
     options = request.config.stash[RUN].options
-    assert (options.timeout_s, options.gpus, options.locate, options.max_launches) == (60.0, 0, True, 4)
+    assert (options.timeout, options.gpus, options.locate, options.max_launches) == (60.0, 0, True, 4)
     assert sorted(options.fail_on) == ["improved", "missing"]
 """
 

@@ -87,7 +87,7 @@ def launches_needed(facts: LaunchFacts, marked: dict[str, Tolerance], most: int 
 
 
 def make_options(**changes: Any) -> Options:
-    return replace(default_options({}, Path()), **({"workload_dirs": ()} | changes))
+    return replace(default_options({}, Path()), **({"workloads": ()} | changes))
 
 
 def git(folder: Path, *arguments: str) -> str:

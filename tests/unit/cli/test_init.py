@@ -12,7 +12,6 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from pytest_aorta.session.launcher import Session
 from tests.unit.builders import gpus, rank_values, write_ranks
 
 PLAIN = "import torch\n"
@@ -48,7 +47,9 @@ class Launches:
         self.plans: list[LaunchPlan] = []
         self.ranks: Ranks = lambda _plan, _number: {}
 
-    def start(self, plan: LaunchPlan) -> LaunchOutcome:
+    def close(self) -> None: ...
+
+    def launch(self, plan: LaunchPlan) -> LaunchOutcome:
         self.plans.append(plan)
         prepare_folder(plan)
         values = self.ranks(plan, len(self.plans))
@@ -66,13 +67,7 @@ class Launches:
 @pytest.fixture(autouse=True)
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     launches = Launches()
-
-    class Faked(Session):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            self.start = launches.start
-
-    monkeypatch.setattr("pytest_aorta.cli.init.Session", Faked)
+    monkeypatch.setattr("pytest_aorta.cli.init_launches.make_launcher", lambda kind: launches)
     yield launches
     assert all(plan.record is None or plan.script for plan in launches.plans)
 

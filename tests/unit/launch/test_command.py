@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import guarded as command
 from pytest_aorta.launch.guarded import launch_environment, prepare_folder
-from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.launch.launchers import Launchers
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import StepRecording, read_plan
 from pytest_aorta.plan.options import ProfilerSchedule
@@ -24,7 +24,7 @@ SPEC = WorkloadSpec(name="toy", folder=Path("/own/toy"), class_name="Toy", descr
 def test_launch_without_torch_is_refused_with_the_interpreter_that_lacks_it(tmp_path, monkeypatch):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LaunchError, match=f"^torch is not installed for {re.escape(sys.executable)}, which starts"):
-        ForkServers().launch(make_plan(tmp_path))
+        Launchers().launch(make_plan(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 

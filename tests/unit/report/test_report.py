@@ -75,9 +75,8 @@ def test_broken_results_are_warnings_that_name_them_and_spoil_no_other(tmp_path)
     write_json(tmp_path / "unequal.json", unequal)
     write_json(tmp_path / "good.json", to_builtins(a_result()))
     (tmp_path / "bad.json").write_text('{"schema_version": 2, "step_times_ms": [[-1.0]]}')
-    problems: list[str] = []
     names = ("bad.json", "good.json", "gone.json", "unequal.json")
-    launches = read_launches([tmp_path / name for name in names], problems)
+    launches, problems = read_launches([tmp_path / name for name in names])
     assert [launch.number for launch in launches] == [2]
     assert [name for name in names if any(name in problem for problem in problems)] == [names[0], *names[2:]]
 

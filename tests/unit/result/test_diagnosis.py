@@ -164,7 +164,7 @@ ERRORS = {
         'Traceback (most recent call last):\n  File "train.py", line 3\n', "  then rank 0: ValueError: boom"),
     "exit code after the last step": (
         Left({0: stuck(frames("/torch/a.py:wait"), 31) | RETURNED, 1: entered(31)}, exits={1: 3}),
-        "rank 1 failed first: exit code 3", "  then rank 0: stopped after the last step\n"),
+        "rank 1 failed first: exit code 3", "  then rank 0: stopped in step 31\n"),
     "rank whose value is NaN first": (
         Left({0: raised(1, "loss of rank 0 is nan first in step 11 of 30; look", "NotFinite", ""),
               1: raised(2, "parameter a of rank 1 is NaN or infinite first after step 10; look", "NotFinite", "")}),
@@ -441,15 +441,13 @@ def test_rank_that_the_guard_stopped_is_not_said_to_have_exited_although_it_left
 
 
 @pytest.mark.parametrize("has_result", [False, True])
-@pytest.mark.parametrize(
-    ("steps", "reached"), [(5, "having entered step 5"), (0, "and its steps were not counted")], ids=str
-)
+@pytest.mark.parametrize(("steps", "reached"), [(5, " in step 5"), (0, "")], ids=str)
 def test_rank_that_stays_after_its_script_returned_is_named_with_its_steps(tmp_path, has_result, steps, reached):
     ran = RETURNED | (DONE if has_result else NOTHING)
     leaving = frames("/torch/distributed/c10d.py:barrier", "worker/lifecycle.py:finish")
     staying = frames("worker/lifecycle.py:run_script")
     text = diagnose(tmp_path, Left({0: ran | stuck(leaving, steps), 1: ran | stuck(staying, steps)}, AT_LIMIT)).text
-    check_parts(text, ("process left", f"; rank 1 did not leave after its script returned, {reached}\n"))
+    check_parts(text, ("process left", f"; rank 1 did not leave after its script returned{reached}\n"))
     assert f"rank 1, step {steps}: run_script" in text.splitlines()[1]
 
 
@@ -457,7 +455,7 @@ def test_rank_that_stays_after_its_script_returned_is_named_with_its_steps(tmp_p
     ("reason", "headline"),
     [
         (EndReason.TIME_LIMIT, "rendezvous: no rank started; time limit of 60 s reached"),
-        (EndReason.OUTPUT_CAP, "output cap: logs exceed 64 MiB, rank 0 wrote most; ranks 0, 1 left no result"),
+        (EndReason.OUTPUT_CAP, "output cap: logs exceed 64 MiB, rank 0 wrote most"),
         (EndReason.PARENT_GONE, "interrupted: pytest ended before the launch did"),
         (EndReason.GUARD_LOST, "guard lost: the process that watches the ranks was killed"),
     ],
@@ -652,6 +650,7 @@ COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the comma
     ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
     ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
     ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
+    ({0: DONE}, ended(EndReason.RANK_GONE, None), "rank 1 never reported; the command train.py was still running", 1),
     ({0: DONE, 1: STARTED}, ended(status=1),
      f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
     ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
@@ -660,7 +659,8 @@ COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the comma
      f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
     ({0: DONE, 1: STARTED}, ended(EndReason.RANK_GONE, None),
      f"{VANISHED}; the command train.py was still run", 1),
-], ids=["none", "absent", "absent at the limit", "killed", "exit code", "raised", "peer lost", "gone"])  # fmt: skip
+], ids=["none", "absent", "absent at the limit", "absent beside gone", "killed", "exit code", "raised", "peer lost",
+        "gone"])  # fmt: skip
 def test_rank_of_a_command_that_did_not_end_well_is_named(tmp_path, ranks, outcome, said, rank):
     found = diagnose(tmp_path, Left(ranks, outcome, starts_ranks=True))
     assert said in found.headline

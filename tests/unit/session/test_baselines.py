@@ -19,7 +19,7 @@ def baseline_of(p50: float, seed: int, count: int = 5, **changes) -> Baseline:
 
 def recorded(folder, new: Baseline, *, fresh: bool = False, defaults=None) -> NewBaseline:
     """Return a baseline that a test has merged with the stored one."""
-    options = make_options(baselines_dir=folder, recording=Recordings(replaces=fresh))
+    options = make_options(baselines=folder, record=Recordings(replaces=fresh))
     old = read_baseline(folder, new.platform, new.case)
     return Recording(new, {}, options, old, defaults or {}).merged(new)
 
@@ -27,7 +27,7 @@ def recorded(folder, new: Baseline, *, fresh: bool = False, defaults=None) -> Ne
 def write(folder, *new: NewBaseline) -> tuple[list[str], bool]:
     comparisons = tuple(Comparison(one.baseline.case, new=one) for one in new)
     record = TestRecord(NODE, comparisons=comparisons)
-    return write_new_baselines([record], {NODE}, make_options(baselines_dir=folder))
+    return write_new_baselines([record], {NODE}, make_options(baselines=folder))
 
 
 def stored_in(folder) -> Baseline:

@@ -1,0 +1,62 @@
+"""A launcher that a plugin adds: ranks are started by a program of its own, one process for each."""
+
+CONFTEST = """
+import sys
+from pytest_aorta.launch.guarded import launch_by, rank_command
+
+class Spawner:
+    def launch(self, plan):
+        return launch_by([sys.executable, "spawn.py", str(plan.world.size), *rank_command(plan)], plan, "spawner")
+
+    def close(self):
+        print("closed the spawner")
+
+def pytest_aorta_make_launcher(config, kind):
+    return Spawner() if kind == "torchrun" else None
+"""
+
+SPAWN = """
+import os, socket, subprocess, sys
+
+size, command = int(sys.argv[1]), sys.argv[2:]
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+world = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+ranks = [
+    subprocess.Popen(command, env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+    for rank in range(size)
+]
+sys.exit(max(abs(rank.wait()) for rank in ranks))
+"""
+
+TRAIN = """
+import os
+if os.environ["RANK"] == "1":
+    raise KeyError("lost")
+"""
+
+TEST = """
+import pytest
+from pytest_aorta import LaunchError
+
+@pytest.mark.numerics
+def test_weights(workload):
+    result = workload.run("fsdp", steps=2, warmup=0)
+    assert result.launcher == "spawner"
+    workload.check(result)
+
+def test_failing_rank(distributed_world):
+    with pytest.raises(LaunchError, match="rank 1 .*KeyError: 'lost'") as caught:
+        distributed_world.run_script("train.py")
+    assert caught.value.rank == 1
+"""
+
+
+def test_ranks_started_by_another_program_are_compared_and_diagnosed(pytester):
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_own=TEST, spawn=SPAWN, train=TRAIN)
+    recorded = pytester.runpytest_subprocess("--aorta-gpus=0", "--update-baselines", "--aorta-launches=2")
+    recorded.assert_outcomes(passed=2)
+    compared = pytester.runpytest_subprocess("--aorta-gpus=0", "-s", "-v", "-k", "weights")
+    compared.assert_outcomes(passed=1)
+    compared.stdout.fnmatch_lines(["*pass *flops *", "closed the spawner"])
