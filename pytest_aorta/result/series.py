@@ -131,6 +131,8 @@ class Series(Model, frozen=True, omit_defaults=True):
 class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     """The facts of one optimizer of an unedited script, with the hashes of its parameters; steps are counted from 1.
 
+    Of a baseline, its first launch alone has names, settings, batches and samples.
+
     Attributes:
         name: the optimizer with its model.
         num_steps: number of steps, with those that were not timed; the largest over ranks.
@@ -185,7 +187,9 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     def condensed(self, *, has_names: bool) -> SeriesFacts:
         """Return what a baseline keeps of these facts."""
         kept = self.replace(turns=[])
-        return kept if has_names else kept.replace(names=[], buffers=self.buffers.replace(names=[]))
+        if has_names:
+            return kept
+        return kept.replace(names=[], buffers=self.buffers.replace(names=[]), settings=[], batches={}, samples={})
 
     def with_every_step(self, hashed: SeriesFacts) -> SeriesFacts:
         """Return these facts with the hashes of a launch that computed the same, and hashed every step."""

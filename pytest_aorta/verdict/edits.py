@@ -55,7 +55,8 @@ def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> lis
     """
     if not launches or not others:
         return []
-    here, there = launches[-1], others[-1]
+    here = launches[-1]
+    there = next((one for one in reversed(others) if any(series.settings for series in one.series)), others[-1])
     pairs = list(zip(here.series, there.series, strict=False))
     kinds = (
         [found for pair in pairs for found in (*_classes(*pair), *_settings(*pair))],

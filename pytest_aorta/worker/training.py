@@ -6,6 +6,7 @@ Nothing here waits for a device: samples are copied there, and read when the scr
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,11 @@ from pytest_aorta.result.series import OFF, Settings
 # Keys of a parameter group that are no hyperparameters of its own, or follow from others.
 _NOT_SHOWN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
 _NOT_SHOWN |= {"decoupled_weight_decay"}
-_VALUES = (bool, int, float, str, tuple)
+_VALUES = (bool, int, float, str)
+_LONGEST_VALUE = 200
 _MOST_GROUPS = 16
 # What changes in each step, such as a scheduled learning rate, is kept for the first steps and some later ones.
-_MOST_STEPS = 64
+_MOST_STEPS = 32
 _MOST_SAMPLES = 1024
 
 
@@ -52,11 +54,19 @@ class Training:
     def __init__(self, optimizer: Optimizer, names: Sequence[str], random: str) -> None:
         self.settings: Settings = {}
         self._labels = _labels(optimizer.param_groups, names)
-        self._shown: list[dict[str, Any]] = []
+        self._keys = [
+            [key for key, value in group.items() if key not in _NOT_SHOWN and _is_plain(value)]
+            for group in optimizer.param_groups[:_MOST_GROUPS]
+        ]
+        self._values: list[list[Any]] = []
+        self._sources: tuple[object, ...] = ()
+        self._shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._samples: list[tuple[int, torch.Tensor]] = []
         self._note(1, "random numbers", random)
 
-    def _note(self, step: int, name: str, value: str | float) -> None:
+    def _note(self, step: int, name: str, value: object) -> None:
+        if not isinstance(value, float) or not math.isfinite(value):
+            value = str(value)[:_LONGEST_VALUE]
         known = self.settings.setdefault(name, {})
         if known.get(next(reversed(known), "")) != value and (step <= _MOST_STEPS or step.bit_count() == 1):
             known[str(step)] = value
@@ -76,26 +86,36 @@ class Training:
         *,
         takes_samples: bool,
     ) -> None:
-        """Note, before a step of the optimizer, its hyperparameters and what its gradients come from."""
-        shown = [
-            {key: value for key, value in group.items() if key not in _NOT_SHOWN and isinstance(value, _VALUES)}
-            for group in optimizer.param_groups[:_MOST_GROUPS]
-        ]
-        if shown != self._shown:
-            self._shown = shown
-            for label, group in zip(self._labels, shown, strict=False):
-                for key, value in group.items():
-                    if value is not False:
-                        self._note(step, f"{key}{label}", value if type(value) is float else str(value))
-        self._note(step, "clipped to", OFF if inputs.clipped_to is None else inputs.clipped_to)
-        self._note(step, "backward passes", str(inputs.num_backward))
-        self._note(step, "autocast", inputs.autocast)
-        self._note(step, "mode", "train" if all(model.training for model in models) else "eval")
+        """Note, before a step of the optimizer, its hyperparameters and what its gradients come from.
+
+        Most steps are as the one before, which has to be told in a few microseconds.
+        """
+        values = [[group[key] for key in keys] for group, keys in zip(optimizer.param_groups, self._keys, strict=False)]
+        if values != self._values:
+            self._values = values
+            for label, keys, row in zip(self._labels, self._keys, values, strict=False):
+                for key, value in zip(keys, row, strict=True):
+                    # The numbers of some optimizers are tensors on a device.
+                    if value is not False and _is_plain(value):
+                        self._note(step, f"{key}{label}", value)
+        is_training = all(model.training for model in models)
+        sources = inputs.clipped_to, inputs.num_backward, inputs.autocast, is_training
+        if sources != self._sources:
+            self._sources = sources
+            self._note(step, "clipped to", OFF if inputs.clipped_to is None else inputs.clipped_to)
+            self._note(step, "backward passes", inputs.num_backward)
+            self._note(step, "autocast", inputs.autocast)
+            self._note(step, "mode", "train" if is_training else "eval")
         if tensors := [part for part in _flat([inputs.batch]) if isinstance(part, torch.Tensor)]:
-            self._note(step, "batch", ", ".join(f"{list(part.shape)} {str(part.dtype)[6:]}" for part in tensors))
-            if takes_samples and tensors[0].dim():
+            shapes = [(part.shape, part.dtype) for part in tensors]
+            if shapes != self._shapes:
+                self._shapes = shapes
+                self._note(step, "batch", ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
+            first = tensors[0]
+            is_plain = type(first) is torch.Tensor and first.layout is torch.strided and not first.is_meta
+            if takes_samples and is_plain and first.dim() and first.numel():
                 # A loader may use the memory again.
-                self._samples.append((step, tensors[0].detach()[:_MOST_SAMPLES].clone()))
+                self._samples.append((step, first.detach()[:_MOST_SAMPLES].clone()))
 
     def look(self, step: int, models: Iterable[torch.nn.Module], parameters: Iterable[torch.Tensor]) -> None:
         """Note what modules drop, and how many elements of the parameters are trained."""
@@ -103,14 +123,14 @@ class Training:
         every = (module for model in models for module in model.modules())
         rates = {module.p for module in every if isinstance(module, kinds) and module.p}
         self._note(step, "dropout", ", ".join(f"{rate:g}" for rate in sorted(rates)) or OFF)
-        self._note(step, "trained elements", str(sum(part.numel() for part in parameters if part.requires_grad)))
+        self._note(step, "trained elements", sum(part.numel() for part in parameters if part.requires_grad))
 
     def samples(self) -> dict[str, list[str]]:
         """Return step -> hash of each sample of the batch, and wait for the device."""
         return {
             str(step): [
                 hashlib.blake2b(row.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
-                for row in batch.cpu().reshape(len(batch), -1)
+                for row in batch.cpu().reshape(len(batch), -1).contiguous()
             ]
             for step, batch in self._samples
         }
@@ -125,6 +145,11 @@ def _labels(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[s
         labels.append(f" of {names[begin]}" if begin < len(names) else "")
         begin += len(group["params"])
     return labels
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value is a number or text, or a tuple of these, and no tensor on a device."""
+    return isinstance(value, _VALUES) or (isinstance(value, tuple) and all(isinstance(part, _VALUES) for part in value))
 
 
 def _flat(parts: Iterable[Any]) -> Iterator[Any]:

@@ -84,12 +84,12 @@ CASES = {
         ["each operator computes 0.5 times as much; look at the batch and the length of samples"],
     ),
     "scaled loss": (
-        facts(loss=[2.0]),
+        facts(loss=[2.0, 0.5]),
         facts(),
         ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
     ),
     "other loss of ranks": (
-        facts({"loss": [2.0]}, {"loss": [3.0]}),
+        facts({"loss": [2.0, 0.5]}, {"loss": [3.0, 0.5]}),
         facts(),
         ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
     ),
