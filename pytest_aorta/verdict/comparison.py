@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.applicability import choose_tolerances, known_to, profiled
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth, uncompared_notes
-from pytest_aorta.verdict.causes import cause_of, notes_on
+from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth
+from pytest_aorta.verdict.causes import cause_of, notes_on, throttled
 from pytest_aorta.verdict.edits import edits
+from pytest_aorta.verdict.environment import other_setup, other_steps
 from pytest_aorta.verdict.metrics import (
     METRICS,
     Metric,
@@ -31,7 +33,7 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import Row, choose_tolerances, known_to, other_setup, other_steps, profiled
+from pytest_aorta.verdict.rows import STALE, Row
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
@@ -61,15 +63,13 @@ class _Comparison(ABC):
         decided: Mapping[str, Verdict] | None,
     ) -> Verdicts:
         """Return one verdict per metric; verdicts in ``decided`` are kept."""
-        rows, count, side = [], len(launches), str(reference)
+        rows, count = [], len(launches)
         for name, tolerance in tolerances.items():
             row = Row(self.case, metric_of(name, tolerance.direction), tolerance, reference, launches, others, count)
             rows.append((decided or {}).get(name) or self._judge(row))
-        causes, suspect = notes_on(rows, launches, others, side)
-        uncompared = (Note(text, NoteKind.NOTE) for text in uncompared_notes(launches, others, side))
+        notes, suspect = notes_on(rows, launches, others, str(reference))
         edited = edits(launches, others) if any(row.is_finding for row in rows) else ()
-        notes = (*(Note(text, NoteKind.EDIT) for text in edited), *map(Note, causes), *uncompared)
-        return Verdicts(self.case, tuple(rows), notes, suspect)
+        return Verdicts(self.case, tuple(rows), (*(Note(text, NoteKind.EDIT) for text in edited), *notes), suspect)
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
@@ -91,10 +91,16 @@ class _Comparison(ABC):
         if (found := self._decide(row)) is None:
             return row.judge_ranges(max_launches)
         decision, center = found
-        detail = cause_of(row.metric.name, launches, others) if decision.outcome is Outcome.REGRESSION else ""
-        if decision.outcome is Outcome.INCONCLUSIVE:
-            detail = self._undecided(row, decision.launches)
-        return row.by_decision(decision, center, detail)
+        is_questioned = row.metric.kind is MetricKind.TIMING and decision.outcome is not Outcome.PASS
+        details = [throttled(launches)] if is_questioned else []
+        match decision.outcome:
+            case Outcome.REGRESSION:
+                details.append(cause_of(row.metric.name, launches, others))
+            case Outcome.INCONCLUSIVE:
+                details.append(self._undecided(row, decision.launches))
+            case Outcome.IMPROVED:
+                details.append(STALE)
+        return row.by_decision(decision, center, ", ".join(filter(None, details)))
 
     def _judge_equal_steps(self, row: Row, max_launches: int, detail: str) -> Verdict:
         """Return the verdict if the numbers of measured steps differ, which ``detail`` says.
@@ -102,7 +108,7 @@ class _Comparison(ABC):
         A change of what a step costs, or of a step that both sides have, can be the cause of the other number.
         """
         metric = row.metric
-        if metric.kind is MetricKind.COUNT or metric.curve or metric.by_step:
+        if metric.kind is MetricKind.COUNT or metric.curve or metric.hashed:
             found = self._judge_measured(row, row.launches, row.others, max_launches)
             if found.outcome is Outcome.REGRESSION:
                 return found
@@ -111,7 +117,7 @@ class _Comparison(ABC):
     def _unrecorded(self, row: Row, detail: str, what: Unrecorded = Unrecorded.CASE) -> Verdict:
         """Return the verdict without a baseline of these launches, which can be recorded unless both were launched."""
         is_stored = row.reference.kind is ReferenceKind.BASELINE
-        return row.missing(MissingPart.BASELINE, detail, row.value, unrecorded=what if is_stored else None)
+        return row.missing(MissingPart.BASELINE, detail, what if is_stored else None)
 
     @abstractmethod
     def _judge(self, row: Row) -> Verdict:
@@ -158,7 +164,7 @@ class StoredComparison(_Comparison):
         ``decided`` maps metrics to verdicts of fewer launches. These verdicts are kept.
 
         Raises:
-            SpecError: As in :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
+            SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
         if self._center:
@@ -203,7 +209,7 @@ class StoredComparison(_Comparison):
             if found := row.unprofiled(launches, ()):
                 return found
             if row.value is None:
-                return row.missing(MissingPart.CANDIDATE_VALUE, f"the launch has no {metric.name}", None)
+                return row.lost(f"the launch has no {metric.name}", None)
             return self._unrecorded(row, "no baseline")
         if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
             return self._unrecorded(row, detail)
@@ -268,7 +274,7 @@ class PairedComparison(_Comparison):
 
         Raises:
             SpecError: ``only`` is empty or names an unknown metric, or as in
-                :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
+                :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if not self.version:
