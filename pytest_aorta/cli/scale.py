@@ -23,7 +23,7 @@ from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.result.folder import RESULT_FILE, rank_folder, steps_entered
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.reading import read_result
-from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost
+from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost
 from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.world import DistributedWorld
@@ -38,7 +38,6 @@ _OTHER = "*"
 _MOST_NAMED = 2
 # A change of less than this is no growth.
 _LEAST_GROWTH = 0.01
-_LEAST_BYTES = 1 << 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -241,15 +240,6 @@ def explanations(points: Sequence[Point], failed: Mapping[int, int] | None = Non
             f"{sizes}: bytes of {kind} +{now / former[kind] - 1:.0%}{why}"
             for kind, now in sorted(after.bytes_by_kind.items())
             if now > former[kind] * (1 + _LEAST_GROWTH) > 0
-        ]
-        known = {(row.kind, row.dtype, row.bytes) for row in before.collectives}
-        lines += [
-            f"{after.size:,} ranks: {row} moves {format_value(float(row.bytes or 0), 'B')} at any number of ranks, as "
-            f"gradients of replicas do"
-            for row in after.collectives
-            if row.kind == Collective.ALL_REDUCE
-            and (row.bytes or 0) > _LEAST_BYTES
-            and (row.kind, row.dtype, row.bytes) in known
         ]
         if (after.memory_bytes or 0) > (before.memory_bytes or math.inf) * (1 - _LEAST_GROWTH):
             lines.append(f"{sizes}: peak memory stops falling{why}")

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.cli import add_folder
 from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.files import UnreadableFile, raised_as
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
@@ -65,7 +64,9 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
         help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
     )  # fmt: skip
-    add_folder(parser, "results", "folder of results")
+    parser.add_argument(
+        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: %(default)s)"
+    )
 
 
 def add_shared(parser: argparse.ArgumentParser, names: Collection[str]) -> None:

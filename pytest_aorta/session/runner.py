@@ -228,6 +228,8 @@ class WorkloadRunner(DistributedWorld):
     def _search(self, running: RunningComparison, bisection: Bisection) -> Verdicts:
         """Search for the commit that changed a metric of a comparison."""
         only, result = bisection.request.metric, running.results[Side.CANDIDATE]
+        if only:
+            check_compared([only], METRICS.keys() | running.marked)
         request, running.version = self.launcher.launch_of(result).request, bisection.commits[0][:12]
 
         def launched(number: int) -> LaunchFacts:

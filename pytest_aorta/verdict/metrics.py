@@ -384,11 +384,11 @@ def own_metrics(facts: LaunchFacts) -> list[str]:
 
 
 def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
-    """Return :func:`middle_of` the launches' values, or the first value if some launch has no number."""
+    """Return :func:`middle_of` the launches' values, or the first value if some launch has no number, if any."""
     values = [metric.measure(launch) for launch in launches]
     numbers = [value for value in values if isinstance(value, float | int)]
     if not numbers or len(numbers) < len(values):
-        return values[0]
+        return values[0] if values else None
     return middle_of(numbers, is_relative=metric.scale is Scale.RELATIVE)
 
 

@@ -47,6 +47,7 @@ class Row:
         reference: The other side of the comparison.
         launches, others: The launches under test and those of the other side.
         count: Number of launches under test, with those that have no value of the metric because their host was late.
+        most: Number of launches under test after which every verdict is final.
         late: The explanation if hosts were late and no further launch is allowed, so that an open verdict is final.
     """
 
@@ -57,6 +58,7 @@ class Row:
     launches: Sequence[LaunchFacts]
     others: Sequence[LaunchFacts]
     count: int
+    most: int
     late: str = ""
 
     @property
@@ -197,7 +199,7 @@ class Row:
         settings = changes(launch, other).settings if self.metric.kind is MetricKind.NUMERIC else ""
         return self.decided(Outcome.REGRESSION, value, expected, "; ".join(filter(None, (*where, settings))))
 
-    def judge_ranges(self, max_launches: int) -> Verdict:
+    def judge_ranges(self) -> Verdict:
         """Return the verdict on the ranges of values, because values of zero or below have no logarithm.
 
         A change is reported if every launch lies beyond all launches of the other side, and the medians differ by more
@@ -218,7 +220,7 @@ class Row:
         elif are_separate and max(here) < min(there):
             outcome = Outcome.IMPROVED
         else:
-            outcome = None if len(here) < max_launches else Outcome.INCONCLUSIVE
+            outcome = None if len(here) < self.most else Outcome.INCONCLUSIVE
         detail = "values are not positive, so their ranges are compared"
         return self.decided(outcome, self.value, middle(self.metric, self.others), detail)
 

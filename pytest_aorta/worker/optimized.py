@@ -135,10 +135,11 @@ class Optimized:
         self._num_within = 0
         # Gradients are hashed where every step is.
         self._gradients = gradients
+        by_tensor = _STEPS_BY_TENSOR
         if gradients is not None:
             gradients.names = {str(id(part)): logical_name(name) for name, part in named(optimizer)}
-        by_tensor = max(_STEPS_BY_TENSOR, _MOST_TENSORS // max(1, len(named(optimizer)))) if gradients else 0
-        self.hashes, self.buffers = (LocalHashes(by_tensor or _STEPS_BY_TENSOR) for _ in range(2))
+            by_tensor = max(by_tensor, _MOST_TENSORS // max(1, len(gradients.names)))
+        self.hashes, self.buffers = LocalHashes(by_tensor), LocalHashes(by_tensor)
         self._models: list[weakref.ref[torch.nn.Module]] = []
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.

@@ -146,7 +146,7 @@ def _captured(
 
 
 class _OwnProfilerError(RuntimeError):
-    """A step that runs torch's profiler itself."""
+    """A step, or its caller, that runs torch's profiler itself."""
 
 
 class _TooLargeError(Exception):
@@ -185,8 +185,6 @@ def count_step(step: Callable[[], object], device: torch.device) -> Costs:
     """Run ``step`` once and return its costs on this rank, or why they can't be counted; collective."""
     if problem := wrapper_problem():
         return Costs(problem=problem)
-    if profiler_enabled():
-        return Costs(problem="torch.profiler runs during the steps, and torch has one profiler per thread")
     try:
         return _counted(step, device)[1]
     except (_TooLargeError, _OwnProfilerError) as error:
@@ -420,9 +418,7 @@ def _profile(
     the shapes of operators' inputs and allocations.
     """
     if profiler_enabled():
-        raise RuntimeError(
-            "capture_overlap was called while torch.profiler runs, and torch has one profiler per thread"
-        )
+        raise _OwnProfilerError("torch.profiler runs during the steps, and torch has one profiler per thread")
     on_device = on_accelerator(device)
     mark = _new_mark(device)
     profiler = profiler_of(device, host=host, shapes=shapes, memory=memory)
