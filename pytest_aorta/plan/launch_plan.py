@@ -140,6 +140,11 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
 
     @property
+    def collective_timeout_s(self) -> float:
+        """The time limit of a collective, which ends before the launch does, so that its record can be written."""
+        return 0.8 * self.timeout_s
+
+    @property
     def folder(self) -> Path:
         """The working folder of the ranks."""
         return self.copy or self.cwd

@@ -60,7 +60,6 @@ OF_RANKS = {
     "CPU hides": ({}, dict.fromkeys(VISIBLE, "0,1"), HIDDEN),
     "threads": ({}, {}, {"OMP_NUM_THREADS": "1"}),
     "own threads": ({}, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
-    "time limit": ({"timeout_s": 100.0}, {}, {"AORTA_COLLECTIVE_TIMEOUT_S": "80.000"}),
     "kernels": ({}, {"MKL_CBWR": "AVX2"}, CPU_KERNELS | {"MKL_CBWR": "AVX2"}),
     "kernels of a GPU host": ({"world": ON_GPUS}, {}, dict.fromkeys(CPU_KERNELS)),
     # The pins cost time, and bits of such a launch are not compared.
