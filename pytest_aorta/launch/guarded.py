@@ -149,8 +149,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
-        # The time that each rank spends in its collectives identifies the straggler. NCCL records two events for each.
-        if plan.world.size > 1 and (plan.spec is None or plan.spec.collective_timing):
+        if plan.times_collectives:  # NCCL records two events for each
             kept.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     else:
         # gloo records when each rank arrives at its collectives, which identifies the straggler.

@@ -168,6 +168,13 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
         return self.record is None or self.record.hash_weights
 
     @property
+    def times_collectives(self) -> bool:
+        """Return whether NCCL times each collective, which names late ranks; a launch that locates names none."""
+        is_declined = self.spec is not None and not self.spec.collective_timing
+        is_locating = self.locates_costs or (self.record is not None and self.record.hash_every_step)
+        return self.world.device == "cuda" and self.world.size > 1 and not (is_declined or is_locating)
+
+    @property
     def own_config(self) -> dict[str, Any]:
         """The config that the workload is given."""
         return {key: value for key, value in self.config.items() if key != ENVIRONMENT_KEY}

@@ -23,6 +23,7 @@ from typing import IO, Any
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import without_collection, write_json, write_text
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import STACKS_S, die_with
 from pytest_aorta.plan.launch_plan import read_plan
@@ -285,6 +286,7 @@ def write_error(folder: Path | None, error: BaseException) -> None:
         "time_ns": time_ns,
         "type": type(error).__name__,
         "message": _message(error)[:_MAX_MESSAGE],
+        "not_finite": to_builtins(getattr(error, "first", None)) if type(error).__name__ == _NOT_FINITE else None,
         "after": f"{type(cause).__name__}: {_message(cause)}"[:_MAX_MESSAGE] if cause else "",
         "traceback": _ends(text),
         "full_traceback": _ends("".join(traceback.format_exception(error))),
