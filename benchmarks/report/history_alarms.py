@@ -23,7 +23,7 @@ CHANGES = (0.003, 0.005, 0.01, 0.02)
 def alarms(values: Sequence[float]) -> list[int]:
     """Return the numbers of commits after which a check had reported a new change."""
     (history,) = case_histories(entries_of(values))
-    moments = [version.measured_at for version in history.versions]
+    moments = [version.provenance.measured_at for version in history.versions]
     checks = range(FIRST_CHECK, len(values) + 1)
     return [number for number in checks if new_changes([history.until(moments[number - 1])], None)]
 

@@ -1,10 +1,8 @@
 """The command ``aorta``: its exit codes, problems that do not end it, and a module for each subcommand."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
-from pathlib import Path
 
 from pytest_aorta.common.text import printable
 
@@ -19,12 +17,6 @@ class ExitCode(IntEnum):
     USAGE = 2
     # Added to the number of the signal that ended the command.
     SIGNALED = 128
-
-
-def add_folder(parser: argparse.ArgumentParser, name: str, about: str) -> None:
-    """Declare the option ``--NAME``, a folder whose default is NAME in the current folder."""
-    about = f"{about} (default: {name})"
-    parser.add_argument(f"--{name}", metavar="DIR", type=Path, default=Path(name), help=about)
 
 
 def report_problems(problems: Sequence[str]) -> int:

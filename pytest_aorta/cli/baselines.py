@@ -91,12 +91,14 @@ def _add(arguments: argparse.Namespace) -> int:
             problems.append(str(error))
     if problems:
         return report_problems([*problems, "nothing was added"])
+    lines: list[str] = []
     with locked_baselines(folder):
         for new in found:
             old = read_baseline(folder, new.platform, new.case)
             if new != old:
                 write_baseline(folder, new)
-                emit(change_lines(old, new))
+                lines += change_lines(old, new)
+    emit(lines or [f"nothing was added: {folder} has every baseline of {source}"])
     return ExitCode.OK
 
 

@@ -6,6 +6,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import pairwise, starmap
 from pathlib import Path
@@ -17,9 +18,11 @@ import numpy as np
 from pytest_aorta.cli import ExitCode, report_problems
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import raised_as, write_text
+from pytest_aorta.common.model import Fact
 from pytest_aorta.common.text import counted, emit, output_width, table
 from pytest_aorta.report.page.rows import encoded
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.provenance import Provenance, version_text
 from pytest_aorta.session.history import HistoryEntry, read_history
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, measured_values
@@ -83,8 +86,8 @@ MAX_P_VALUE = 0.00001
 # Otava looks for candidates at ten times its default. At its default, a step up and down again hides the step up.
 _CANDIDATES_P_VALUE = 0.01
 CONFIRMING_VERSIONS = 3
-# Attributes of a version that can change its values beside the code.
-_SURROUNDINGS = ("torch", "accelerator")
+# What can change the values of a version beside the code: a label -> its name in the environment.
+_SURROUNDINGS = {"torch": "torch", "accelerator": "device_name"}
 _COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
 
 
@@ -176,9 +179,8 @@ def _found_by_otava(history: _CaseHistory, metric: str, points: Sequence[tuple[i
     values = [value for _, value in points if isinstance(value, float)]
     if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
         return []
-    last = len(values) - CONFIRMING_VERSIONS
-    found = (place for place in _change_points(values) if CONFIRMING_VERSIONS <= place <= last)
-    bounds = [0, *found, len(values)]
+    confirmed = range(CONFIRMING_VERSIONS, len(values) - CONFIRMING_VERSIONS + 1)
+    bounds = [0, *(place for place in _change_points(values) if place in confirmed), len(values)]
     segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     return [
         Change(history, metric, points[place][0], points[place - 1][0], before, after)
@@ -220,7 +222,8 @@ def new_changes(histories: Sequence[_CaseHistory], since: str | None) -> list[Ch
     moment = None if since is None else _moment_of(histories, since)
     found = []
     for history in histories:
-        before = history.until(moment) if moment else replace(history, versions=history.versions[:-1])
+        earlier = [row for row in history.versions if moment and row.provenance.measured_at <= moment]
+        before = replace(history, versions=earlier if moment else history.versions[:-1])
         if len(before.versions) < len(history.versions):
             now = find_changes(history)
             # Most metrics have no change point, and looking for one in the earlier versions takes as long again.
@@ -231,7 +234,8 @@ def new_changes(histories: Sequence[_CaseHistory], since: str | None) -> list[Ch
 
 def _moment_of(histories: Sequence[_CaseHistory], commit: str) -> str:
     rows = [row for history in histories for row in history.versions]
-    moments = [row.measured_at for row in rows if row.commit and row.commit.startswith(commit.lower())]
+    measured = [row.provenance for row in rows]
+    moments = [one.measured_at for one in measured if (one.commit or "").startswith(commit.lower())]
     if not moments or len(commit) < _MIN_COMMIT:
         raise UsageError(
             f"--since: got {commit!r}, allowed are {_MIN_COMMIT} or more digits of a commit of the history"
@@ -254,8 +258,9 @@ def _change_lines(changes: Sequence[Change], histories: Sequence[_CaseHistory], 
 def _cells(change: Change) -> tuple[str, ...]:
     """Return a row of the table, which ends with what else differs between both versions besides the code."""
     before, after = change.last_before, change.first_after
-    pairs = ((name, getattr(before, name), getattr(after, name)) for name in _SURROUNDINGS)
-    others = [f"{name} {old or 'unknown'} -> {new or 'unknown'}" for name, old, new in pairs if old != new]
+    sides = before.environment, after.environment
+    pairs = ((label, *(side.get(name) for side in sides)) for label, name in _SURROUNDINGS.items())
+    others = [f"{label} {old or 'unknown'} -> {new or 'unknown'}" for label, old, new in pairs if old != new]
     verdict = ", ".join([change.verdict, *others])
     return change.history.case, change.metric, before.name, after.name, *change.values, verdict
 
@@ -266,37 +271,41 @@ DETACHED = "HEAD"
 
 @dataclass(frozen=True)
 class Version:
-    """A version of the code: a commit, or the uncommitted changes of one run.
+    """A version of the code: a commit, or the uncommitted changes of one run, which are a version of their own.
 
     Attributes:
-        commit: The commit; None if unknown.
-        dirty: Whether a tracked file differed from the commit; uncommitted changes of two runs are two versions.
-        measured_at: UTC time of the first launch.
-        torch: Version of torch; None if unknown.
-        accelerator: Model of the devices; None on CPU ranks.
+        launches: Facts of the launches, oldest first.
         revision: Revision of the baseline that the version was last compared with; None without one.
-        launches: Metric -> value of each launch of the version, oldest first.
         baselines: Metric -> baseline center that the version was last compared with.
     """
 
-    commit: str | None
-    dirty: bool
-    measured_at: str
-    torch: str | None
-    accelerator: str | None
+    launches: Sequence[LaunchFacts]
     revision: int | None
-    launches: tuple[dict[str, float | str], ...]
     baselines: dict[str, float]
+
+    @property
+    def provenance(self) -> Provenance:
+        """Return the time and the code of the first launch."""
+        return self.launches[0].provenance
+
+    @property
+    def environment(self) -> dict[str, Fact]:
+        """Return the environment of the last launch."""
+        return self.launches[-1].environment
 
     @property
     def name(self) -> str:
         """Return the short commit, and whether the code differed from the commit."""
-        return f"{self.commit[:12] if self.commit else 'unknown'}{' and changes' if self.dirty else ''}"
+        return version_text(self.provenance.commit, self.provenance.dirty) or "unknown"
+
+    @cached_property
+    def values(self) -> list[dict[str, float | str]]:
+        """Return metric -> value of each launch."""
+        return [measured_values([launch]) for launch in self.launches]
 
     def numbers(self, metric: str) -> list[float]:
         """Return the metric's value in each launch in which the value is a number."""
-        values = (launch.get(metric) for launch in self.launches)
-        return [float(value) for value in values if isinstance(value, float | int)]
+        return [value for launch in self.values if isinstance(value := launch.get(metric), float)]
 
 
 @dataclass(frozen=True)
@@ -306,12 +315,12 @@ class _CaseHistory:
     case: str
     test: str
     platform: str
-    versions: tuple[Version, ...]
+    versions: Sequence[Version]
 
     @property
     def metrics(self) -> list[str]:
         """Return the metrics that any launch has, in the order of the table of metrics."""
-        found = {name for version in self.versions for launch in version.launches for name in launch}
+        found = {name for version in self.versions for launch in version.values for name in launch}
         return [name for name in METRICS if name in found]
 
     @property
@@ -331,17 +340,13 @@ class _CaseHistory:
         for index, version in enumerate(self.versions):
             if numbers := version.numbers(metric):
                 found.append((index, median(numbers)))
-            elif texts := [launch[metric] for launch in version.launches if metric in launch]:
+            elif texts := [launch[metric] for launch in version.values if metric in launch]:
                 found.append((index, texts[-1]))
         return found
 
     def has_numbers(self, metric: str) -> bool:
         """Return whether a metric is a number in some version."""
         return any(version.numbers(metric) for version in self.versions)
-
-    def until(self, moment: str) -> _CaseHistory:
-        """Return the history of the versions that were first measured at ``moment`` or before."""
-        return replace(self, versions=tuple(row for row in self.versions if row.measured_at <= moment))
 
 
 def _of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[HistoryEntry]:
@@ -384,7 +389,7 @@ def case_histories(entries: Sequence[HistoryEntry]) -> list[_CaseHistory]:
     return [history for history in histories if history.versions]
 
 
-def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
+def _versions(entries: Sequence[HistoryEntry]) -> list[Version]:
     found: dict[tuple[str | None, str], list[tuple[LaunchFacts, HistoryEntry]]] = defaultdict(list)
     for entry in entries:
         for launch in entry.comparison.launches:
@@ -392,26 +397,17 @@ def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
                 # Uncommitted changes of two runs may differ, as may two versions without a known commit.
                 is_commit = launch.facts.provenance.commit is not None and not launch.facts.provenance.dirty
                 found[launch.facts.provenance.commit, "" if is_commit else entry.run].append((launch.facts, entry))
-    return tuple(sorted(map(_version, found.values()), key=lambda version: version.measured_at))
+    return sorted(map(_version, found.values()), key=lambda version: version.provenance.measured_at)
 
 
 def _version(measured: Sequence[tuple[LaunchFacts, HistoryEntry]]) -> Version:
-    launches = sorted((facts for facts, _ in measured), key=lambda facts: facts.provenance.measured_at)
     revisions = [entry.revision for _, entry in measured if entry.revision is not None]
-    rows = [
-        row for _, entry in measured for row in entry.comparison.rows if row.reference.kind is ReferenceKind.BASELINE
-    ]
-    first, last = launches[0], launches[-1]
-    torch, accelerator = (last.environment.get(name) for name in ("torch", "device_name"))
+    every = [row for _, entry in measured for row in entry.comparison.rows]
+    rows = [row for row in every if row.reference.kind is ReferenceKind.BASELINE]
     return Version(
-        commit=first.provenance.commit,
-        dirty=bool(first.provenance.dirty),
-        measured_at=first.provenance.measured_at,
-        torch=None if torch is None else str(torch),
-        accelerator=None if accelerator is None else str(accelerator),
-        revision=revisions[-1] if revisions else None,
-        launches=tuple(measured_values([launch]) for launch in launches),
-        baselines={row.metric: float(row.baseline) for row in rows if isinstance(row.baseline, float | int)},
+        sorted((facts for facts, _ in measured), key=lambda facts: facts.provenance.measured_at),
+        revisions[-1] if revisions else None,
+        {row.metric: float(row.baseline) for row in rows if isinstance(row.baseline, float | int)},
     )
 
 
@@ -431,7 +427,7 @@ def render(histories: Sequence[_CaseHistory]) -> str:
     from pytest_aorta.report.page.render import rendered  # needs jinja2
 
     found = [(history, find_changes(history)[::-1]) for history in histories]
-    found.sort(key=lambda case: case[1][0].first_after.measured_at if case[1] else "", reverse=True)
+    found.sort(key=lambda case: case[1][0].first_after.provenance.measured_at if case[1] else "", reverse=True)
     data = list(starmap(_chart_data, found))
     return rendered("history", ["history.js"], cases=found, max_rows=MAX_ROWS, metrics=METRICS, data=data)
 
@@ -441,9 +437,9 @@ def _chart_data(history: _CaseHistory, changes: Sequence[Change]) -> dict[str, A
     versions = history.versions
     at = [index for index, version in enumerate(versions) for _ in version.launches]
     return {
-        "names": [version.commit[:_SHORT] if version.commit else "?" for version in versions],
-        "dirty": [index for index, version in enumerate(versions) if version.dirty],
-        "times": [version.measured_at for version in versions],
+        "names": [(version.provenance.commit or "?")[:_SHORT] for version in versions],
+        "dirty": [index for index, version in enumerate(versions) if version.provenance.dirty],
+        "times": [version.provenance.measured_at for version in versions],
         "at": encoded(at, "<u4"),
         "revisions": history.revisions,
         "charts": {name: _chart(history, changes, name) for name in history.metrics},
@@ -455,7 +451,7 @@ def _chart(history: _CaseHistory, changes: Sequence[Change], name: str) -> dict[
     is_bytes = METRICS[name].unit == "B"
     unit = _MIB if is_bytes else 1.0
     medians = [float(np.median(numbers)) / unit if (numbers := row.numbers(name)) else np.nan for row in versions]
-    launches = (launch.get(name) for version in versions for launch in version.launches)
+    launches = (launch.get(name) for version in versions for launch in version.values)
     values = [float(value) / unit if isinstance(value, float | int) else np.nan for value in launches]
     return {
         "unit": "MiB" if is_bytes else METRICS[name].unit,

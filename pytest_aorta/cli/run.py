@@ -3,6 +3,7 @@
 import argparse
 import sys
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -29,8 +30,8 @@ from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.verdict.applicability import not_profiled
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
-from pytest_aorta.verdict.rows import not_profiled
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta run"
@@ -189,11 +190,10 @@ def write_trial(folder: Path, result: WorkloadResult) -> Path:
     Raises:
         ResultError: The file can't be written.
     """
-    number, path = 0, folder / "trial_0.json"
+    path = folder / "trial_0.json"
     with raised_as(ResultError, f"{path}: can't be written: "):
         folder.mkdir(parents=True, exist_ok=True)
-        while path.exists():
-            number += 1
-            path = folder / f"trial_{number}.json"
+        names = (folder / f"trial_{number}.json" for number in count())
+        path = next(name for name in names if not name.exists())
         write_json(path, to_builtins(result) | {name: to_builtins(getattr(result, name)) for name in _AORTA_NAMES})
     return path

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from argparse import ArgumentTypeError
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, counted, emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options import Options, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.result.folder import RESULT_FILE, rank_folder, steps_entered
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
@@ -30,7 +30,6 @@ from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import format_value
 
 OWNER = "aorta scale"
-MAX_SIZES = 16
 SHARED = ("timeout", "workloads")
 _COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory", "")
 _BAR = 24
@@ -51,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes", metavar="N,N,...", type=_sizes, default=(2, 8, 64, 1024),
         help="numbers of ranks (default: 2,8,64,1024)",
     )  # fmt: skip
-    parser.add_argument("--rank", metavar="N", type=int, default=0, help="the rank to simulate (default: 0)")
+    parser.add_argument(
+        "--rank", metavar="N", type=integer_from(0), default=0, help="the rank to simulate (default: 0)"
+    )
     add_config(parser)
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script, or options of the test's pytest."
@@ -59,13 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words) or len(words) > MAX_SIZES:
-        raise ArgumentTypeError(f"got {text!r}, allowed are up to {MAX_SIZES} integers, such as 2,8,64,1024")
-    sizes = tuple(sorted({int(word) for word in words}))
-    if not 1 <= sizes[0] <= sizes[-1] <= MAX_WORLD_SIZE:
-        raise ArgumentTypeError(f"got {text!r}, allowed are integers from 1 to {MAX_WORLD_SIZE}")
-    return sizes
+    return tuple(sorted(set(map(integer_from(1, MAX_WORLD_SIZE), text.split(",")))))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         ResultError: A launch counted no costs.
         AortaError: A launch failed.
     """
-    if not 0 <= arguments.rank < arguments.sizes[0]:
+    if arguments.rank >= arguments.sizes[0]:
         raise UsageError(f"--rank: got {arguments.rank}, allowed is a rank from 0 to {arguments.sizes[0] - 1}")
     sizes, word, args = arguments.sizes, arguments.target, arguments.args
     places = (arguments.results, sizes, arguments.rank)
@@ -172,13 +167,15 @@ class Point:
     @property
     def num_bytes(self) -> int:
         """The bytes of all collectives."""
-        return sum(row.bytes or 0 for row in self.collectives)
+        return self.bytes_by_kind.total()
 
     @property
-    def bytes_by_kind(self) -> Mapping[str, int]:
+    def bytes_by_kind(self) -> Counter[str]:
         """The bytes of each kind of collective."""
-        kinds = sorted({str(row.kind) for row in self.collectives})
-        return {kind: sum(row.bytes or 0 for row in self.collectives if row.kind == kind) for kind in kinds}
+        found: Counter[str] = Counter()
+        for row in self.collectives:
+            found[str(row.kind)] += row.bytes or 0
+        return found
 
 
 def point_of(result: WorkloadResult) -> Point:
@@ -236,29 +233,16 @@ def explanations(points: Sequence[Point], failed: Mapping[int, int] | None = Non
         if (found := _other_kind(points[0], point))
     ]
     for before, after in pairwise(points):
-        for kind, now in after.bytes_by_kind.items():
-            former = before.bytes_by_kind.get(kind, 0)
-            if former and now > former * (1 + _LEAST_GROWTH):
-                why = ": as many times as ranks" if now * before.size == former * after.size else ""
-                why = f": padding of parameters with fewer rows than ranks: {after.padded}" if after.padded else why
-                lines.append(f"{before.size:,} -> {after.size:,} ranks: bytes of {kind} +{now / former - 1:.0%}{why}")
-        former_rows = {(row.kind, row.dtype, row.bytes) for row in before.collectives}
-        replicated = [
-            row
-            for row in after.collectives
-            if row.kind == "all_reduce"
-            and (row.bytes or 0) > 1 << 16
-            and (row.kind, row.dtype, row.bytes) in former_rows
-        ]
+        sizes = f"{before.size:,} -> {after.size:,} ranks"
+        why = f": padding of parameters with fewer rows than ranks: {after.padded}" if after.padded else ""
+        former = before.bytes_by_kind
         lines += [
-            f"{after.size:,} ranks: {row} moves {format_value(float(row.bytes or 0), 'B')} at any number of ranks, as "
-            f"gradients of replicas do"
-            for row in replicated
+            f"{sizes}: bytes of {kind} +{now / former[kind] - 1:.0%}{why}"
+            for kind, now in sorted(after.bytes_by_kind.items())
+            if now > former[kind] * (1 + _LEAST_GROWTH) > 0
         ]
-        memory = [point.memory_bytes for point in (before, after)]
-        if memory[0] and memory[1] and memory[1] > memory[0] * (1 - _LEAST_GROWTH):
-            why = f": padding of {after.padded}" if after.padded else ": what is left does not depend on the ranks"
-            lines.append(f"{before.size:,} -> {after.size:,} ranks: peak memory stops falling{why}")
+        if (after.memory_bytes or 0) > (before.memory_bytes or math.inf) * (1 - _LEAST_GROWTH):
+            lines.append(f"{sizes}: peak memory stops falling{why}")
     groups = sorted({f"{row.kind} over {row.group_size}" for row in points[-1].collectives if row.group_size})
     return [*lines, f"groups at {points[-1].size:,} ranks: {', '.join(groups)}" if groups else "no groups are known"]
 

@@ -5,9 +5,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.pytest_run import run_pytest, unfinished
@@ -27,6 +28,7 @@ _LEAST_MEMORY = 0.10
 _HANG_LAUNCHES, _HANG_S = 3, 15
 _LAUNCHES = 5
 _HEADS = ("planted", "found", "launches", "seconds")
+_FOUND, _MISSED, _NOT_COVERED = "yes", "NO", "not covered"
 _MAX_REASON = 400
 _DECIDED = (Outcome.PASS, Outcome.IMPROVED, Outcome.INCONCLUSIVE)
 _TIMES = ("step_time_p10", "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
@@ -49,6 +51,13 @@ class Signs:
     metrics: tuple[str, ...] = ()
     failures: tuple[FailureKind, ...] = ()
     without: str = "no optimizer has stepped twice"
+
+    @property
+    def remedy(self) -> str:
+        """What to change if a test does not find the fault."""
+        if not self.metrics:
+            return "the launch succeeded"
+        return f"record more launches, or name {' or '.join(self.metrics)} in a tolerance marker"
 
 
 # Replicas that differ are an error of the ranks that hash the weights.
@@ -101,43 +110,28 @@ def run(arguments: argparse.Namespace) -> int:
         found: dict[str, list[_Finding]] = {nodeid: [] for nodeid in unchanged}
         for number, plant in enumerate(SIGNS, 1):
             emit([f"{number} of {len(SIGNS)}: {plant}"])
-            for nodeid, finding in _tried(runs, plant, unchanged).items():
+            for nodeid, finding in _tried(runs, plant, unchanged):
                 found[nodeid].append(finding)
     for nodeid, findings in found.items():
         emit([f"{nodeid}:", *_table(findings)])
-    words = [finding.word for findings in found.values() for finding in findings]
+    words = [finding.cells[1] for findings in found.values() for finding in findings]
     emit([
-        f"{counted(len(words), 'fault')} planted in {counted(len(found), 'test')}: {words.count('yes')} found, "
-        f"{words.count('NO')} not found, {words.count('not covered')} not covered"
+        f"{counted(len(words), 'fault')} planted in {counted(len(found), 'test')}: {words.count(_FOUND)} found, "
+        f"{words.count(_MISSED)} not found, {words.count(_NOT_COVERED)} not covered"
     ])  # fmt: skip
-    return ExitCode.PROBLEM if "NO" in words else ExitCode.OK
+    return ExitCode.PROBLEM if _MISSED in words else ExitCode.OK
 
 
-@dataclass(frozen=True)
-class _Finding:
-    """Result of a test under a fault; ``not_covered`` is why the test can't find it, or empty."""
+class _Finding(NamedTuple):
+    """A row of the table, and why a test has found a fault or not, or what to change so that it is found."""
 
-    plant: Plant
-    evidence: str = ""
-    not_covered: str = ""
-    cost: tuple[str, str] = ("-", "-")
-
-    @property
-    def word(self) -> str:
-        """Whether the test has found the fault, in words."""
-        return "not covered" if self.not_covered else "yes" if self.evidence else "NO"
-
-    @property
-    def reason(self) -> str:
-        """Why the fault was found or not, or what to change so that it is."""
-        metrics = " or ".join(SIGNS[self.plant].metrics)
-        remedy = f"record more launches, or name {metrics} in a tolerance marker" if metrics else "the launch succeeded"
-        return self.not_covered or self.evidence or remedy
+    cells: tuple[str, ...]
+    reason: str
 
 
 def _table(findings: Sequence[_Finding]) -> Iterator[str]:
     """Yield the lines of a table, each row with its reason below it, in the terminal's width or 80 columns."""
-    heading, *lines = table([_HEADS, *((each.plant, each.word, *each.cost) for each in findings)], indent="  ")
+    heading, *lines = table([_HEADS, *(finding.cells for finding in findings)], indent="  ")
     yield heading
     for line, finding in zip(lines, findings, strict=True):
         yield line
@@ -189,30 +183,28 @@ def _unchanged(runs: _Runs) -> dict[str, TestRecord]:
     return records
 
 
-def _tried(runs: _Runs, plant: Plant, unchanged: dict[str, TestRecord]) -> dict[str, _Finding]:
-    """Return what each test makes of a fault."""
-    signs = SIGNS[plant]
+def _tried(runs: _Runs, plant: Plant, unchanged: Mapping[str, TestRecord]) -> Iterator[tuple[str, _Finding]]:
+    """Yield what each test makes of a fault; no test is run if none can find it."""
+    signs, mark = SIGNS[plant], runs.folder / f"planted {plant}"
     rows = {
         nodeid: [row for row in record.verdicts if row.metric in signs.metrics] for nodeid, record in unchanged.items()
     }
     gaps = {nodeid: _gap(compared, signs) for nodeid, compared in rows.items()}
-    if all(gaps.values()):
-        return {nodeid: _Finding(plant, not_covered=gap) for nodeid, gap in gaps.items()}
-    size = max((_size(row, plant) for compared in rows.values() for row in compared), default=0.0)
-    mark = runs.folder / f"planted {plant}"
-    launch_s = max(note.times_s.get("wall", 0.0) for record in unchanged.values() for note in record.launches)
-    limit = f"--aorta-timeout={max(_HANG_S, round(_HANG_LAUNCHES * launch_s))}"
+    changed: Mapping[str, TestRecord] = {}
     began_s = time.monotonic()
-    changed = runs.run(*([limit] if plant is Plant.HANG else []), planted=Planted(plant, size, mark))
+    if not all(gaps.values()):
+        size = max((_size(row, plant) for compared in rows.values() for row in compared), default=0.0)
+        launch_s = max(note.times_s.get("wall", 0.0) for record in unchanged.values() for note in record.launches)
+        limit = f"--aorta-timeout={max(_HANG_S, round(_HANG_LAUNCHES * launch_s))}"
+        changed = runs.run(*([limit] if plant is Plant.HANG else []), planted=Planted(plant, size, mark))
     seconds = f"{time.monotonic() - began_s:.0f}"
-    found = {}
     for nodeid, gap in gaps.items():
-        if reason := gap or ("" if mark.exists() else signs.without):
-            found[nodeid] = _Finding(plant, not_covered=reason)
+        if gap or not mark.exists():
+            yield nodeid, _Finding((plant, _NOT_COVERED, "-", "-"), gap or signs.without)
         else:
-            record = changed[nodeid]
-            found[nodeid] = _Finding(plant, _evidence(record, signs), cost=(str(len(record.launches)), seconds))
-    return found
+            evidence, launches = _evidence(changed[nodeid], signs), str(len(changed[nodeid].launches))
+            cells = (plant, _FOUND if evidence else _MISSED, launches, seconds)
+            yield nodeid, _Finding(cells, evidence or signs.remedy)
 
 
 def _gap(rows: Sequence[Verdict], signs: Signs) -> str:
@@ -224,20 +216,19 @@ def _gap(rows: Sequence[Verdict], signs: Signs) -> str:
 
 
 def _size(row: Verdict, plant: Plant) -> float:
-    """Return the milliseconds, or bytes, by which a metric grows beyond its tolerance."""
+    """Return by how much a metric grows beyond its tolerance."""
     value = row.baseline if isinstance(row.baseline, float | int) else 0.0
-    change = _BEYOND * (row.tolerance.value or 0.0)
-    if plant is Plant.MEMORY:
-        return value * max(change, _LEAST_MEMORY)
-    return value * change if plant is Plant.SLOW_RANK else 0.0
+    return value * max(_BEYOND * (row.tolerance.value or 0.0), _LEAST_MEMORY if plant is Plant.MEMORY else 0.0)
 
 
 def _evidence(record: TestRecord, signs: Signs) -> str:
     """Return what shows that a test has found the fault, or nothing."""
     if not record.has_failed:
         return ""
-    shown = [row for row in record.verdicts if row.metric in signs.metrics and row.outcome is Outcome.REGRESSION]
-    if shown:
-        return f"{shown[0].metric}: {shown[0].change if shown[0].delta is not None else 'differs'}"
-    failures = [note.failure for note in record.launches if note.failure]
-    return next((failure.headline for failure in failures if failure.kind in signs.failures), "")
+    shown = [
+        f"{row.metric}: {row.change if row.delta is not None else 'differs'}"
+        for row in record.verdicts
+        if row.metric in signs.metrics and row.outcome is Outcome.REGRESSION
+    ]
+    failures = [note.failure for note in record.launches if note.failure and note.failure.kind in signs.failures]
+    return next(iter([*shown, *(failure.headline for failure in failures)]), "")

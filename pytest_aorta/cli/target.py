@@ -5,10 +5,10 @@ import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.cli import add_folder
 from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.files import UnreadableFile, raised_as
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
@@ -64,7 +64,9 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
         help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
     )  # fmt: skip
-    add_folder(parser, "results", "folder of results")
+    parser.add_argument(
+        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: %(default)s)"
+    )
 
 
 def add_shared(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
@@ -125,28 +127,25 @@ def _read_file(file: Path) -> dict[str, Any]:
 def _assign(spec: WorkloadSpec, given: dict[str, Any], assignment: str) -> None:
     """Add the value of KEY=VALUE; a dotted key changes a part of what is given, or of the default."""
     key, equals, text = assignment.partition("=")
-    name, *inner = path = key.split(".")
+    path = key.split(".")
     if not equals or not all(path):
         raise UsageError(f"--set: got {assignment!r}, allowed is KEY=VALUE, with dots into objects (fault.kind=zero)")
-    schema: Mapping[str, Any] = spec.properties.get(name, {})
-    if inner and schema:
-        given.setdefault(name, copy.deepcopy(schema["default"]))
-    parent: Any = given
-    for number, part in enumerate(path[:-1], 1):
-        parent = parent.setdefault(part, {})
+    parent, schema = given, _schema({"properties": spec.properties}, path[0])
+    for part, below in pairwise(path):
+        parent = parent.setdefault(part, copy.deepcopy(schema.get("default", {})))
         if not isinstance(parent, dict):
-            where = ".".join(path[:number])
-            raise SpecError(f"--set: {key}: {where} is {parent!r}, and only objects have keys")
-        below = schema.get("properties", {}).get(path[number]) or schema.get("additionalProperties")
-        schema = below if isinstance(below, Mapping) else {}
-    parent[path[-1]] = _value(schema, key, text)
-
-
-def _value(schema: Mapping[str, Any], key: str, text: str) -> Any:
-    """Return the value that a text stands for: the text itself where the schema has nothing else, or YAML."""
+            raise SpecError(f"--set: {key}: {part} is {parent!r}, and only objects have keys")
+        schema = _schema(schema, below)
     if schema.get("type") == "string":
-        return text
+        parent[path[-1]] = text
+        return
     try:
-        return parse_yaml(text, brief(repr(text)))
+        parent[path[-1]] = parse_yaml(text, brief(repr(text)))
     except UnreadableFile as error:
         raise UsageError(f"--set: {key}: {' '.join(str(error).split())}") from None
+
+
+def _schema(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the schema of a key of an object; empty without a declaration."""
+    below = schema.get("properties", {}).get(key) or schema.get("additionalProperties")
+    return below if isinstance(below, Mapping) else {}

@@ -3,8 +3,10 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -63,16 +65,11 @@ def decode(content: bytes | str, kind: type[T], name: str, *, by_hand: bool = Tr
         UnreadableFile: The content is not strict JSON (NaN is refused), or does not fit ``kind``. The message names the
             source, the key, what was given and what is allowed.
     """
-    try:
-        value = msgspec.json.decode(content, type=kind)
-    except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), parse_json(decoded(content, name), name), kind)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    if not by_hand:  # msgspec keeps the last of two equal keys
         # Texts with bytes that are not UTF-8, such as names of files, have lone surrogates, which msgspec can't decode.
-        return convert(parse_json(decoded(content, name), name), kind, name)
-    if by_hand:
-        parse_json(decoded(content, name), name)  # msgspec keeps the last of two equal keys
-    return value
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(content, type=kind)
+    return convert(parse_json(decoded(content, name), name), kind, name)
 
 
 def read_model(path: Path, kind: type[T], *, max_bytes: int, follow_links: bool = True, by_hand: bool = True) -> T:
@@ -134,45 +131,49 @@ def _worded(message: str, document: Any, kind: Any) -> str:
     """Return msgspec's message with the place first, the given value, and for an unknown key those that are known."""
     allowed = _PLACE.sub("", message)
     place = _PLACE.search(message)
-    path, given, kinds = "$", document, [kind]
+    path, given, kinds = "$", document, list(_parts(kind))
     for name, index in _STEP.findall(place["path"] if place else ""):
-        key = name or (_wrong_key(given, document, kind, message) if index == "..." else int(index))
+        key = name or (_wrong_key(given, kinds) if index == "..." else int(index))
         if key is None:
             return f"{path}[...]: {allowed}"
+        inner: Iterable[Any] = (part for one in kinds for part in get_args(one))
         if name:
-            kinds = [one.type for struct in _structs(kinds) for one in fields(struct) if one.encode_name == name]
+            inner = (one.type for struct in _structs(kinds) for one in fields(struct) if one.encode_name == name)
+        kinds = [part for one in inner for part in _parts(one)]
         path += f".{name}" if name else f"[{json.dumps(key)}]"
         given = given[key]
     if unknown := _UNKNOWN.fullmatch(allowed):
         every = [sorted(one.encode_name for one in fields(struct)) for struct in _structs(kinds)]
-        known = max(every, key=lambda names: len(set(names) & set(given)), default=[])
-        return f"{path}: unknown key {unknown[1]!r}{did_you_mean(unknown.groups(), known)}; there are {known}"
+        nearest = max(every, key=lambda names: len(set(names) & set(given)), default=[])
+        return f"{path}: unknown key {unknown[1]!r}{did_you_mean(unknown.groups(), nearest)}; there are {nearest}"
     if place and place["is_key"]:
-        given = _wrong_key(given, document, kind, message) or given
+        given = _wrong_key(given, kinds)
     exact = place and isinstance(given, str | int | float | bool | None)
     return f"{path}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
 
 
-def _wrong_key(entries: Any, document: Any, kind: Any, message: str) -> Any:
-    """Return the first key of ``entries``, which ``document`` contains, that alone leads to the message, or None."""
-    every = dict(entries) if isinstance(entries, dict) else {}
-    for key, value in every.items():
-        entries.clear()
-        entries[key] = value
-        try:
-            msgspec.convert(document, kind, dec_hook=_from_text)
-        except msgspec.ValidationError as error:
-            if str(error) == message:
-                return key
-        finally:
-            entries.clear()
-            entries.update(every)
-    return None
+def _wrong_key(entries: Any, kinds: Iterable[Any]) -> Any:
+    """Return the first key whose entry fits no dictionary among the types, or None."""
+    tables = [kind for kind in kinds if get_origin(kind) is dict]
+    return next((key for key, value in entries.items() if not any(_fits({key: value}, kind) for kind in tables)), None)
 
 
-def _structs(kinds: Iterable[Any]) -> Iterator[type[msgspec.Struct]]:
-    """Yield the structs that values of these types are, or that their items are."""
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            yield kind
-        yield from _structs(get_args(kind))
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind, dec_hook=_from_text)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """Yield the types of a union or of an annotated type, or else the type itself."""
+    if get_origin(kind) in (Annotated, Union, UnionType):
+        for part in get_args(kind):
+            yield from _parts(part)
+    else:
+        yield kind
+
+
+def _structs(kinds: Iterable[Any]) -> list[type[msgspec.Struct]]:
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]

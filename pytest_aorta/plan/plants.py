@@ -30,7 +30,7 @@ class Planted(Model, frozen=True):
 
     Attributes:
         plant: The fault.
-        size: Milliseconds to sleep or bytes to hold; 0 for a fault without a size.
+        size: Milliseconds to sleep or bytes to hold, for a fault that has a size.
         mark: File that a rank writes once it has planted the fault.
     """
 

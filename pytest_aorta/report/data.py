@@ -23,8 +23,8 @@ from pytest_aorta.session.record import Comparison, Side, TestRecord
 from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.environment import changed_settings, identity
 from pytest_aorta.verdict.noise import default_variance
-from pytest_aorta.verdict.rows import changed_settings, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Note, ReferenceKind, Verdict, Verdicts
 

@@ -43,14 +43,22 @@ _LINE_COLORS = dict(zip(_ITERATION_TIMES, ("#0072b2", "#00875f", "#c4162a"), str
 # Top and height of a lane's bar, as fractions of the rank's row.
 _BARS: dict[str, tuple[float, float]] = {Lane.COMPUTE: (0.0, 0.36), Lane.EXPOSED: (0.38, 0.12), Lane.COPY: (0.86, 0.1)}
 _COMMUNICATION_BAR = (0.5, 0.34)
-_PANEL_INCHES, _RANK_INCHES, _LEGEND_INCHES, _WIDTH_INCHES = 0.85, 0.32, 0.3, 11.0
+_PANEL_INCHES, _RANK_INCHES, _WIDTH_INCHES = 0.85, 0.32, 11.0
 _STEPS_PANEL_INCHES = 2.4
 
 
 def draw_timelines(report: Report, folder: Path) -> list[Path]:
     """Draw ``{label}_timeline.png``, a panel per case, of each side that has a profiled launch."""
     panels = _panels(report, lambda launch: any(launch.result.timeline) and launch.result.timeline[:MAX_RANKS])
-    return [_draw_lanes(found, folder / f"{label}_timeline.png") for label, found in panels]
+    return [
+        _draw(
+            found,
+            folder / f"{label}_timeline.png",
+            lambda ranks: _PANEL_INCHES + _RANK_INCHES * len(ranks),
+            _draw_ranks,
+        )
+        for label, found in panels
+    ]
 
 
 def write_iterations(report: Report, folder: Path) -> list[Path]:
@@ -68,7 +76,11 @@ def write_iterations(report: Report, folder: Path) -> list[Path]:
     path = folder / TABLE_FILE
     write_text(path, text.getvalue())
     panels = _panels(report, lambda launch: launch.iterations)
-    return [path, *(_draw_steps(found, folder / f"{label}_overlap.png") for label, found in panels)]
+    drawn = (
+        _draw(found, folder / f"{label}_overlap.png", lambda _: _STEPS_PANEL_INCHES, _draw_times)
+        for label, found in panels
+    )
+    return [path, *drawn]
 
 
 def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
@@ -101,69 +113,48 @@ def _panels(report: Report, drawn: Callable[[Launch], Any]) -> Iterator[tuple[st
             yield label, found[:MAX_PANELS]
 
 
-def _draw_lanes(panels: Sequence[tuple[str, Any]], path: Path) -> Path:
+def _draw(
+    panels: Sequence[tuple[str, Any]], path: Path, inches: Callable[[Any], float], draw: Callable[[Axes, Any], None]
+) -> Path:
+    """Draw a panel with each title, which ``draw`` fills and which is so many ``inches`` high, below one another."""
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
-    heights = [_PANEL_INCHES + _RANK_INCHES * len(ranks) for _, ranks in panels]
-    height = top = sum(heights) + _LEGEND_INCHES
-    figure = Figure(figsize=(_WIDTH_INCHES, height))
-    names: dict[str, None] = {}
-    # Axes are placed by hand, because a layout engine draws everything a second time.
-    for (title, ranks), panel in zip(panels, heights, strict=True):
-        axes = figure.add_axes((0.07, (top - panel + 0.45) / height, 0.91, (panel - 0.75) / height))
+    heights = [inches(value) for _, value in panels]
+    figure = Figure(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
+    rows = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (title, value) in zip(rows, panels, strict=True):
         axes.set_title(title, fontsize=9, loc="left")
-        names |= dict.fromkeys(_draw_ranks(axes, ranks))
-        top -= panel
-    handles = [Patch(color=_COLORS[name], label=name.replace("_", " ")) for name in names]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
+        axes.tick_params(labelsize=8)
+        draw(axes, value)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
     figure.savefig(path, dpi=100)
     return path
 
 
-def _draw_ranks(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) -> list[str]:
-    """Draw two bars per rank, compute above communication with the exposed time between, and return the lanes drawn."""
-    from matplotlib.collections import PolyCollection
-
-    boxes: dict[str, list[list[tuple[float, float]]]] = {}
+def _draw_ranks(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) -> None:
+    """Draw two bars per rank, compute above communication with the exposed time between."""
+    labels: dict[str, str] = {}
     for rank, lanes in enumerate(ranks):
         for name, intervals in drawn_lanes(dict(lanes)).items():
             top, height = _BARS.get(name, _COMMUNICATION_BAR)
-            low, high = rank + top, rank + top + height
-            found = [[(begin, low), (begin, high), (end, high), (end, low)] for begin, end in intervals]
-            boxes.setdefault(name, []).extend(found)
-    drawn = [name for name, found in boxes.items() if found]
-    for name in drawn:
-        axes.add_collection(PolyCollection(boxes[name], facecolors=_COLORS[name]))
+            spans = [(begin, end - begin) for begin, end in intervals]
+            # Only a lane's first bar is in the legend.
+            label = labels.setdefault(name, name.replace("_", " ")) if spans and name not in labels else None
+            axes.broken_barh(spans, (rank + top, height), facecolors=_COLORS[name], label=label)
     axes.set_yticks([rank + 0.45 for rank in range(len(ranks))], [f"rank {rank}" for rank in range(len(ranks))])
-    axes.tick_params(labelsize=8)
     axes.set_xlabel("ms", fontsize=8)
     axes.set_ylim(len(ranks), 0)
-    axes.set_xlim(0, max((box[2][0] for name in drawn for box in boxes[name]), default=1.0))
-    return drawn
+    axes.margins(x=0)
 
 
-def _draw_steps(panels: Sequence[tuple[str, Sequence[Iteration]]], path: Path) -> Path:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH_INCHES, _STEPS_PANEL_INCHES * len(panels)), layout="constrained")
-    for number, (title, steps) in enumerate(panels, 1):
-        _draw_times(figure.add_subplot(len(panels), 1, number), title, steps)
-    figure.savefig(path, dpi=100)
-    return path
-
-
-def _draw_times(axes: Axes, title: str, steps: Sequence[Iteration]) -> None:
+def _draw_times(axes: Axes, steps: Sequence[Iteration]) -> None:
     for name, color in _LINE_COLORS.items():
-        values = [getattr(step, name) for step in steps]
         label = name.removesuffix("_ms").replace("_", " ").replace("comm", "communication")
+        values = [getattr(step, name) for step in steps]
         axes.plot([step.step for step in steps], values, color=color, label=label, marker=".", linewidth=1)
-    axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel("step", fontsize=8)
     axes.set_ylabel("ms", fontsize=8)
     axes.set_ylim(bottom=0)
-    axes.tick_params(labelsize=8)
-    axes.legend(fontsize=8, frameon=False)
 
 
 def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:

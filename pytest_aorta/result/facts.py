@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from statistics import NormalDist, mean, median
@@ -233,16 +233,10 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     """Return the facts of a result. The time of a step is its maximum over ranks."""
     steps = np.asarray(result.step_times_ms)
     tail = np.sort(steps)[-max(1, len(steps) // 20) :]
-    quantities = {
-        "mean": steps.mean(),
-        "p10": np.quantile(steps, 0.1),
-        "p50": np.quantile(steps, 0.5),
-        "p99": np.quantile(steps, 0.99),
-        "tail5": tail.mean(),
-        "max": steps.max(),
-    }
+    p10, p50, p99 = np.quantile(steps, (0.1, 0.5, 0.99))
+    quantities = {"mean": steps.mean(), "p10": p10, "p50": p50, "p99": p99, "tail5": tail.mean(), "max": steps.max()}
     stride = -(-len(steps) // SAMPLE_SIZE)
-    broken_down = _breakdown(result, float(quantities["p50"]))
+    broken_down = _breakdown(result, float(p50))
     exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
     in_use = _memory_in_use(result.memory_bytes)
     optimized = [rank.series for rank in result.ranks]
@@ -296,11 +290,11 @@ def _memory_in_use(ranks: Sequence[Sequence[int]]) -> list[int]:
 def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:
     """Return exposed milliseconds per step by collective; a step that lacks a collective counts as 0."""
     steps = [step for rank in overlap for step in rank]
-    kinds = sorted({kind for step in steps for kind in step.collectives})
-    exposed_ms = {
-        kind: sum(step.collectives[kind].exposed_ms for step in steps if kind in step.collectives) for kind in kinds
-    }
-    return {kind: _short(total_ms / len(steps)) for kind, total_ms in exposed_ms.items()}
+    total_ms: dict[str, float] = defaultdict(float)
+    for step in steps:
+        for kind, time in step.collectives.items():
+            total_ms[kind] += time.exposed_ms
+    return {kind: _short(total_ms[kind] / len(steps)) for kind in sorted(total_ms)}
 
 
 def _blocking_call(head_starts: Sequence[HeadStart]) -> str:

@@ -193,9 +193,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
             for kind, hashed in {"weights": series.weights, "buffers": series.buffers}.items():
                 if problem := hashed.contradiction():
                     return f"{kind} of {series.name}: {problem}"
-        for number, step in enumerate(self.profile.steps):
-            if rule := step.broken_rule():
-                return f"profiled step {number}: {rule}"
         return None
 
 

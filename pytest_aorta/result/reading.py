@@ -35,7 +35,6 @@ _COMMON: dict[str, Callable[[RankResult], Any]] = {
     "number of profiled steps": lambda rank: len(rank.profile.steps),
     "problem of profiled steps": lambda rank: rank.profile.problem,
 }
-_REDUCED = ("loss", "grad_norm")
 
 
 def collect_result(
@@ -138,7 +137,7 @@ def _disagreement(ranks: Sequence[RankResult]) -> str | None:
         expected = view(ranks[0])
         for number, rank in enumerate(ranks):
             if (given := view(rank)) != expected:
-                remedy = _REDUCE if name in _REDUCED else ""
+                remedy = _REDUCE if name in ("loss", "grad_norm") else ""
                 return (
                     f"{name} of rank {number} is {brief(repr(given), 120)}, of rank 0 {brief(repr(expected), 120)}; "
                     f"they have to be equal{remedy}"

@@ -349,17 +349,19 @@ def _diverged(name: str, held: Sequence[LocalWeights]) -> Iterator[Parted]:
 def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFacts], kind: str = PARAMETERS) -> str:
     """Return the optimizer, step, ranks and names for which weights, or buffers, differ first; or empty."""
     found = []
-    for here, there in zip(*([_of_kind(one, kind) for one in side] for side in (launch, other)), strict=False):
+    for one, two in zip(launch, other, strict=False):
+        here, there = (one, two) if kind == PARAMETERS else (one.buffers, two.buffers)
         steps = sorted(int(step) for step in here.weights.keys() & there.weights.keys())
         for before, step in zip([None, *steps], steps, strict=False):
             if who := _other_ranks(here.weights, there.weights, str(step)):
                 equal = "" if before is None else f", and are equal {_when(before)}"
                 named = _other_parameters(here, there, str(step))
-                own = _other_ranks(here.gradients, there.gradients, str(step)) if before == step - 1 else ""
+                is_next = before == step - 1 and kind == PARAMETERS
+                own = _other_ranks(one.gradients, two.gradients, str(step)) if is_next else ""
                 reduced = f"; before they are reduced, gradients of step {step} differ on {own}" if own else ""
-                text = f"the {kind} of {here.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
+                text = f"the {kind} of {one.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
                 # What differs before an optimizer's first step was changed by a step of another one, if there was any.
-                found.append((here.turn(step), not step, text))
+                found.append((one.turn(step), not step, text))
                 break
     text = min(found, default=(0, False, ""))[2]
     return f"{text}; those of {counted(len(found) - 1, 'other optimizer')} differ too" if len(found) > 1 else text
@@ -375,15 +377,7 @@ def _other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], 
     return f"rank {', '.join(map(str, ranks))}" if ranks else ""
 
 
-def _of_kind(series: SeriesFacts, kind: str) -> SeriesFacts:
-    """Return the series with the hashes of parameters, or with those of buffers in their place."""
-    if kind == PARAMETERS:
-        return series
-    buffers = series.buffers
-    return series.replace(weights=buffers.weights, parameters=buffers.parameters, names=buffers.names, gradients={})
-
-
-def _other_parameters(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
+def _other_parameters(here: HashedParts, there: HashedParts, step: str) -> str:
     """Return the tensors that differ in a step, and those that only one side has; a baseline may lack the names.
 
     A launch has hashes of tensors for its first hashed steps and the last one, and for one set of tensors.

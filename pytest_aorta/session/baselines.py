@@ -1,33 +1,15 @@
-"""Recording of baselines: launches of a new baseline, the files of passed tests, and unused baselines."""
+"""The files of baselines at the end of a run: those of passed tests, and unused ones."""
 
-from collections.abc import Generator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence, Set
 
-from pytest_aorta.common.errors import AortaError, BaselineError, ComparisonFailed
+from pytest_aorta.common.errors import AortaError, BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.options import Options
-from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import digest
-from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord
-from pytest_aorta.session.rounds import comparison_text
+from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.baseline import Baseline, locked_baselines, orphans, read_baseline, write_baseline
-from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.learning import (
-    NewBaseline,
-    are_undecided,
-    detection_lines,
-    left_out,
-    merged,
-    needs_another,
-    refusal_of_left_out,
-)
-from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
-from pytest_aorta.verdict.noise import Priors, platform_priors
-from pytest_aorta.verdict.rows import TEST_HOOK_KEY, identity
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Reason, ReferenceKind, Verdicts
+from pytest_aorta.verdict.metrics import METRICS, format_value, middle
+from pytest_aorta.verdict.verdicts import ReferenceKind
 
 # pytest's word for the outcome of a test that neither passed nor failed -> the outcome in words.
 _ENDS = {
@@ -35,86 +17,6 @@ _ENDS = {
     "xfailed": "failed, as its mark xfail expects",
     "xpassed": "passed in spite of its mark xfail",
 }
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Launches that become a baseline if the test passes.
-
-    Attributes:
-        first: The first launch, as a baseline of its own.
-        marked: The tolerances that markers set.
-        options: The options of the run.
-        old: The stored baseline; None if there is none.
-        defaults: The default of each config key: a stored baseline that is older than a key was recorded with it.
-    """
-
-    first: Baseline
-    marked: Mapping[str, Tolerance]
-    options: Options
-    old: Baseline | None
-    defaults: Mapping[str, Any]
-
-    @cached_property
-    def _priors(self) -> Priors:
-        device = self.first.center_launches[0].device
-        return platform_priors(self.options.baselines, self.first.platform, device, self.first.case)
-
-    @property
-    def _stored(self) -> Baseline | None:
-        return self.old and self.old.replace(config={**self.defaults, **self.old.config})
-
-    def launched(self) -> Generator[Side, LaunchFacts, tuple[Baseline, Verdicts]]:
-        """Ask for as many launches as a baseline needs, like a comparison of :mod:`pytest_aorta.session.rounds`.
-
-        Returns:
-            The launches as a baseline of their own, and its comparison with itself.
-
-        Raises:
-            BaselineError: The launches ran under a profiler or with a planted fault.
-            ComparisonFailed: A metric is missing in a launch.
-        """
-        case, config, options, (facts,) = self.first.case, self.first.config, self.options, self.first.center_launches
-        if config.get(TEST_HOOK_KEY, {}) not in ({}, None):
-            raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
-        if profiler := facts.profiler:
-            raise BaselineError(f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without")
-        first = self.first.replace(config=identity(config))
-        launches, baseline = [facts], first
-        old = None if options.record.replaces else self._stored
-        while needs_another(baseline, self.marked, self._priors, options) or (
-            old and len(launches) < options.launches and are_undecided(old, baseline, self.marked, self._priors)
-        ):
-            launches.append((yield Side.CANDIDATE))
-            baseline = first.of_launches(launches)
-        noisy = left_out(launches, self.marked)
-        if options.record.reason is None:
-            baseline = baseline.replace(left_out=noisy)
-        elif noisy:
-            baseline = baseline.replace(forced={str(baseline.revision): options.record.reason})
-        # Comparing the baseline with itself shows metrics that are missing or differ between launches.
-        itself = StoredComparison(case, first.config, baseline, self.marked, self._priors, len(launches))
-        verdicts = itself.judge(launches)
-        failing = verdicts.failing({Outcome.MISSING})
-        if failing := [row for row in failing if row.not_applicable is not Reason.NOISY]:
-            compared = tuple(ComparedLaunch(Side.CANDIDATE, launch) for launch in launches)
-            recorded_now = Comparison(case, platform=first.platform, workload=first.workload, launches=compared)
-            raise ComparisonFailed(comparison_text(recorded_now, failing))
-        return baseline, verdicts
-
-    def merged(self, new: Baseline) -> NewBaseline:
-        """Return the launches merged with the stored baseline.
-
-        Raises:
-            BaselineError: The launches can't be added, or are too noisy for a metric that a marker names.
-        """
-        marked, priors, options = self.marked, self._priors, self.options
-        baseline = merged(self._stored, new, marked, priors, options.record.replaces).condensed()
-        if refusal := refusal_of_left_out(baseline, marked, options, priors):
-            reason = f"not recorded, because the launches can't hold what a marker names:\n{refusal}"
-            raise BaselineError(f"{new.case}: {reason}")
-        lines = detection_lines(baseline, marked, priors, options.max_launches)
-        return NewBaseline(baseline, digest(self.old), tuple(lines))
 
 
 def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options: Options) -> tuple[list[str], bool]:

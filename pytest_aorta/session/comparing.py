@@ -21,8 +21,8 @@ from pytest_aorta.session.rounds import Repeated, comparison_text, passed, settl
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import compare_steps
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.environment import identity
 from pytest_aorta.verdict.noise import Priors, platform_priors
-from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
@@ -37,13 +37,10 @@ def compare_with_baseline(running: RunningComparison) -> Verdicts:
         ComparisonFailed, NothingCompared: A verdict fails the test.
     """
     options, comparison, result = running.options, running.comparison, running.results[Side.CANDIDATE]
-    if baseline := running.read_baseline():
-        # A key that was added after the baseline was recorded had its default then.
-        baseline = baseline.replace(config=running.defaults | baseline.config)
     running.stored = stored = StoredComparison(
         comparison.case,
         identity(result.config),
-        baseline,
+        running.known,
         running.marked,
         running.priors,
         options.max_launches,
@@ -100,8 +97,9 @@ class RunningComparison:
         launch = self.launcher.find(self.results[Side.CANDIDATE])
         return identity(launch.defaults) if launch else {}
 
-    def read_baseline(self) -> Baseline | None:
-        """Return the stored baseline of this comparison; None if there is none.
+    @cached_property
+    def old(self) -> Baseline | None:
+        """The stored baseline; None if there is none.
 
         Raises:
             BaselineError: It can't be read.
@@ -109,10 +107,14 @@ class RunningComparison:
         return read_baseline(self.options.baselines, self.comparison.platform, self.comparison.case)
 
     @property
+    def known(self) -> Baseline | None:
+        """The stored baseline with the default of each config key that was added after it was recorded."""
+        return self.old and self.old.replace(config=self.defaults | self.old.config)
+
+    @property
     def recorded(self) -> tuple[LaunchFacts, ...]:
         """The launches of the stored baseline that are compared with."""
-        baseline = self.stored and self.stored.baseline
-        return baseline.center_launches if baseline else ()
+        return self.old.center_launches if self.old else ()
 
     def paired(self, only: Collection[str] | None, most: int = 1) -> PairedComparison:
         """Return the comparison of both sides by ``most`` pairs of launches, of ``only`` these metrics."""
@@ -179,13 +181,13 @@ class RunningComparison:
             locate(self, failing)
         finally:
             self.add()
-        details = {row.metric: row.detail for row in self.comparison.rows}
-        failing = [row.replace(detail=details[row.metric]) for row in failing]
         if failing or is_nothing:
+            names = [row.metric for row in failing]
+            failing = [row for row in self.comparison.rows if row.metric in names]
             text = comparison_text(self.comparison, failing, self._repeated())
             if all(row.outcome is Outcome.MISSING for row in failing):
                 raise NothingCompared(text)
-            raise ComparisonFailed(text, tuple(row.metric for row in failing))
+            raise ComparisonFailed(text, tuple(names))
         return Verdicts(self.comparison.case, self.comparison.rows, self.comparison.notes)
 
     def add(self, **changes: Any) -> None:

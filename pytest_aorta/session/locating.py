@@ -138,8 +138,7 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
     found = [Note(f"config: {keys}")] if (keys := other_keys(here, there)) else []
     different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
     if difference := first_difference(here, there, running.steps, different):
-        launches = [launch.defaults.keys() for launch in map(launcher.find, (here, there)) if launch]
-        shared = launches[0] & launches[1] if len(launches) == 2 else ()
+        shared = here.config.keys() & there.config.keys() if all(map(launcher.find, (here, there))) else ()
         found += locate_first(here, there, difference, shared, again if running.locates else None, launcher.folder_of)
     workload = " against ".join(dict.fromkeys([here.workload, there.workload]))
     running.comparison = running.comparison.replace(workload=workload, notes=tuple(found))

@@ -85,10 +85,6 @@ class Comparison(Model, frozen=True):
         """Return the facts of one side's launches, in order."""
         return [launch.facts for launch in self.launches if launch.side is side]
 
-    def folders(self, side: Side) -> list[str]:
-        """Return the run folders of one side's launches, in order."""
-        return [launch.folder for launch in self.launches if launch.side is side and launch.folder]
-
     @property
     def compared_nothing(self) -> bool:
         """Return True if no metric was compared, and not because of a profiler, which the user asked for."""

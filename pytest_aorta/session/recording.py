@@ -2,42 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from typing import Any
+
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed
+from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import first_other_weights
-from pytest_aorta.session.baselines import Recording
+from pytest_aorta.result.series import digest, first_other_weights
 from pytest_aorta.session.comparing import RunningComparison
 from pytest_aorta.session.locating import every_step, hashes_weights
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, passed
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
-from pytest_aorta.verdict.learning import with_every_step
-from pytest_aorta.verdict.verdicts import Verdicts
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.environment import TEST_HOOK_KEY, identity
+from pytest_aorta.verdict.learning import (
+    NewBaseline,
+    are_undecided,
+    detection_lines,
+    left_out,
+    merged,
+    needs_another,
+    refusal_of_left_out,
+    with_every_step,
+)
+from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.noise import Priors
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Reason, Verdicts
 
 
 def record(running: RunningComparison) -> Verdicts:
     """Launch until the launches make a baseline, which is written if the test passes.
 
     Raises:
-        BaselineError, ComparisonFailed: As in :class:`~pytest_aorta.session.baselines.Recording`, or the launches
-            compute different weights, or nothing would be compared.
+        BaselineError: The launches ran under a profiler or with a planted fault, compute different weights, can't be
+            added to the stored baseline, or are too noisy for a metric that a marker names.
+        ComparisonFailed: A metric is missing in a launch, or nothing would be compared.
     """
     options, result, test = running.options, running.results[Side.CANDIDATE], running.launcher.test.record.nodeid
     launches = tuple(StoredLaunch(launch.facts) for launch in running.comparison.launches)
-    first = Baseline(running.comparison.case, test, result.platform, result.workload, result.config, launches)
-    recording = Recording(first, running.marked, options, running.read_baseline(), running.defaults)
-    new, verdicts = running.settle(recording.launched())
+    config = identity(result.config)
+    first = Baseline(running.comparison.case, test, result.platform, result.workload, config, launches)
+    if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
+        raise BaselineError(f"{first.case}: not recorded: the config plants a {TEST_HOOK_KEY}")
+    if profiler := result.facts.profiler:
+        raise BaselineError(f"{first.case}: not recorded: ranks ran under {profiler}, which slows them; record without")
+    new = running.settle(_launched(running, first))
+    # Comparing the baseline with itself shows metrics that are missing or differ between launches.
+    itself = StoredComparison(first.case, config, new, running.marked, running.priors, len(new.launches))
+    verdicts = itself.judge(new.center_launches)
+    again = Repeated(options.argument_of(test), options.repeated, is_recording=True)
     compared = running.comparison.replace(rows=verdicts.rows)
-    if options.fail_on and compared.compared_nothing:  # as the comparison with this baseline would fail
+    missing = [row for row in verdicts.failing({Outcome.MISSING}) if row.not_applicable is not Reason.NOISY]
+    if missing or (options.fail_on and compared.compared_nothing):  # as the comparison with this baseline would fail
         running.add()
-        again = Repeated(options.argument_of(test), options.repeated, is_recording=True)
-        raise ComparisonFailed(comparison_text(compared, [], again))
-    hashed = _hashed_again(running, is_alone=len(new.launches) == 1)
-    if hashed is not None:
+        raise ComparisonFailed(comparison_text(compared, missing, again))
+    if (hashed := _hashed_again(running, is_alone=len(new.launches) == 1)) is not None:
         new = with_every_step(new, hashed, running.marked)
-    running.add(new=recording.merged(new))
+    running.add(new=merged_with(running.old, new, running.defaults, running.marked, running.priors, options))
     return verdicts
+
+
+def _launched(running: RunningComparison, first: Baseline) -> Generator[Side, LaunchFacts, Baseline]:
+    """Ask for as many launches as a baseline needs, and return them as a baseline of their own."""
+    options, marked, priors = running.options, running.marked, running.priors
+    launches, baseline = [*first.center_launches], first
+    old = None if options.record.replaces else running.known
+    while needs_another(baseline, marked, priors, options) or (
+        old and len(launches) < options.launches and are_undecided(old, baseline, marked, priors)
+    ):
+        launches.append((yield Side.CANDIDATE))
+        baseline = first.of_launches(launches)
+    noisy = left_out(launches, marked)
+    if options.record.reason is None:
+        return baseline.replace(left_out=noisy)
+    return baseline.replace(forced={str(baseline.revision): options.record.reason}) if noisy else baseline
+
+
+def merged_with(
+    old: Baseline | None,
+    new: Baseline,
+    defaults: Mapping[str, Any],
+    marked: Mapping[str, Tolerance],
+    priors: Priors,
+    options: Options,
+) -> NewBaseline:
+    """Return launches merged with the stored baseline ``old``, which may be older than some of the keys' ``defaults``.
+
+    Raises:
+        BaselineError: The launches can't be added, or are too noisy for a metric that a marker names.
+    """
+    known = old and old.replace(config={**defaults, **old.config})
+    baseline = merged(known, new, marked, priors, options.record.replaces).condensed()
+    if refusal := refusal_of_left_out(baseline, marked, options, priors):
+        reason = f"not recorded, because the launches can't hold what a marker names:\n{refusal}"
+        raise BaselineError(f"{new.case}: {reason}")
+    return NewBaseline(baseline, digest(old), tuple(detection_lines(baseline, marked, priors, options.max_launches)))
 
 
 def _hashed_again(running: RunningComparison, *, is_alone: bool) -> LaunchFacts | None:

@@ -61,12 +61,11 @@ class WorkloadRunner(DistributedWorld):
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
-        self._test.check()
         check_result("check", result)
-        if label is not None:
-            _check_label("check", label)
+        label = passed(result).workload if label is None else label
         suffix = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
-        running = RunningComparison(self.launcher, self._case(f"{label or passed(result).workload}{suffix}"), result)
+        case = self._case("check", label, suffix=suffix)
+        running = RunningComparison(self.launcher, case, result)
         if self._session.bisection:
             return self._search(running, self._session.bisection)
         return record(running) if self._options.update_baselines else compare_with_baseline(running)
@@ -105,17 +104,15 @@ class WorkloadRunner(DistributedWorld):
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.run` and
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
-        self._check_arguments("compare", label, steps)
-        if locate is not None and not isinstance(locate, bool):
-            raise SpecError(f"compare: locate is {locate!r}, allowed is True, False or None")
-        chosen = None if metrics is None else _names(metrics)
+        case, chosen = self._case("compare", label, steps), None if metrics is None else [*metrics]
         if steps is None and chosen is not None:
             check_compared(chosen, METRICS)
         by_step, by_launch = split(chosen) if steps is not None else ([], chosen)
-        for side, given in (("candidate", candidate), ("reference", reference)):
-            _check_variant(side, given)
-        there, here = self._variant(reference, steps), self._variant(candidate, steps)
-        running = RunningComparison(self.launcher, self._case(label), here, there)
+        variants = [
+            passed(one) if isinstance(one, WorkloadResult) else self._declared(one) for one in (reference, candidate)
+        ]
+        there, here = [one if isinstance(one, WorkloadResult) else self._run(*one, steps) for one in variants]
+        running = RunningComparison(self.launcher, case, here, there)
         running.locates = running.locates if locate is None else locate
         if steps is not None:
             verdicts = running.judge_steps(steps, by_step)
@@ -162,43 +159,43 @@ class WorkloadRunner(DistributedWorld):
                 number of steps.
             WorkloadFailed, LaunchError, ResultError: As in :meth:`compare`.
         """
-        self._check_arguments("compare_restart", label, steps)
-        _check_variant("config", config, "compare_restart")
-        if isinstance(after, bool) or not isinstance(after, int) or not 0 < after < steps:
+        case, by_step = self._case("compare_restart", label, steps), [*(STEP_METRICS if metrics is None else metrics)]
+        if not 0 < after < steps:
             raise SpecError(f"compare_restart: after is {after!r}, allowed is an integer from 1 to {steps - 1}")
         before, after_it = self._restarted(ranks)
-        by_step = [*STEP_METRICS] if metrics is None else [*_names(metrics)]
         check_compared(by_step, STEP_METRICS)
-        changed = {**config, **(into or {})}
-        for given in (config, changed):
-            _check_restarts(find_workload(given["workload"], self._options.workloads), given)
+        spec, own = self._declared(config)
+        other, changed = self._declared({**config, **(into or {})})
+        _check_restarts(spec, own)
+        _check_restarts(other, changed)
         with tempfile.TemporaryDirectory(dir=self.launcher.shared_folder(), prefix="checkpoint-") as folder:
-            straight = self._variant(config, steps, before)
-            saved = self._variant({**config, _SAVE: folder}, after, before)
-            resumed = self._variant({**changed, _LOAD: folder}, steps - after, after_it)
-        running = RunningComparison(self.launcher, self._case(label), joined(saved, resumed), straight)
+            straight = before._run(spec, own, steps)
+            saved = before._run(spec, own | {_SAVE: folder}, after)
+            resumed = after_it._run(other, changed | {_LOAD: folder}, steps - after)
+        running = RunningComparison(self.launcher, case, joined(saved, resumed), straight)
         running.locates = False
         return running.conclude(running.judge_steps(steps, by_step))
 
-    def _check_arguments(self, method: str, label: object, steps: object) -> None:
-        """Refuse wrong arguments of a comparison of variants, and a world or a run of pytest that can't compare them.
+    def _case(self, method: str, label: str, steps: int | None = None, *, suffix: str = "") -> str:
+        """Return the case of a comparison; a number distinguishes comparisons of the test with the same label.
 
         Raises:
-            SpecError: An argument is not allowed, or a search for a commit runs the test.
+            SpecError: An argument is not allowed, the test's markers have changed, or a search for a commit runs a test
+                that compares variants.
         """
         self._test.check()
-        if self._session.bisection:
-            used = "workload.compare" if method == "compare" else method
-            raise SpecError(f"aorta bisect: the test uses {used}; name a test that uses workload.check")
-        _check_label(method, label)
-        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        if self._session.bisection and method != "check":
+            raise SpecError(f"aorta bisect: the test uses workload.{method}; name a test that uses workload.check")
+        if not label.strip() or not label.isprintable():
+            raise SpecError(f"{method}: label is {brief(repr(label))}, allowed is a text of one line")
+        if steps is not None and steps < 1:
             raise SpecError(f"{method}: steps is {steps!r}, allowed is an integer of 1 or more, or None")
         if steps is not None and self.launcher.world.simulated:
             self._test.lacks("compares values step by step, which a simulated world does not have")
-
-    def _case(self, label: str) -> str:
-        """Return the case of a comparison; a number distinguishes comparisons of the test with the same label."""
-        first, taken = f"{self._test.record.nodeid}::{label}", {one.case for one in self._test.record.comparisons}
+        first, taken = (
+            f"{self._test.record.nodeid}::{label}{suffix}",
+            {one.case for one in self._test.record.comparisons},
+        )
         numbered = (f"{first} {number}" for number in itertools.count(2))
         return next(case for case in itertools.chain([first], numbered) if case not in taken)
 
@@ -212,20 +209,27 @@ class WorkloadRunner(DistributedWorld):
                 return [WorkloadRunner(self.launcher.first(count)) for count in ranks]
         raise SpecError(f"compare_restart: ranks is {ranks!r}, allowed are two numbers from 1 to {size}, on one node")
 
-    def _variant(
-        self, given: WorkloadResult | Mapping[str, Any], steps: int | None, world: WorkloadRunner | None = None
-    ) -> WorkloadResult:
-        if isinstance(given, WorkloadResult):
-            return given
-        config = _without_name(given)
-        spec = find_workload(given["workload"], self._options.workloads)
-        if steps is not None:
-            config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
-        return (world or self).run(spec.name, **config)
+    def _declared(self, variant: object) -> tuple[WorkloadSpec, dict[str, Any]]:
+        """Return the workload that the mapping of a variant names, and its config keys."""
+        if not isinstance(variant, Mapping) or "workload" not in variant:
+            raise SpecError(
+                f"variant {variant!r}: allowed is a mapping with the name of a workload at the key 'workload' and with "
+                f"config keys, or in compare a result of this test"
+            )
+        config = {key: value for key, value in variant.items() if key != "workload"}
+        return find_workload(variant["workload"], self._options.workloads), config
+
+    def _run(self, spec: WorkloadSpec, config: dict[str, Any], steps: int | None) -> WorkloadResult:
+        """Launch a variant; a number of steps means that the first ones are measured and hashed."""
+        usual = {} if steps is None else from_first_step(steps)
+        usual = {key: value for key, value in usual.items() if key in spec.properties}
+        return self.run(spec.name, **usual | config)
 
     def _search(self, running: RunningComparison, bisection: Bisection) -> Verdicts:
         """Search for the commit that changed a metric of a comparison."""
         only, result = bisection.request.metric, running.results[Side.CANDIDATE]
+        if only:
+            check_compared([only], METRICS.keys() | running.marked)
         request, running.version = self.launcher.launch_of(result).request, bisection.commits[0][:12]
 
         def launched(number: int) -> LaunchFacts:
@@ -247,39 +251,9 @@ def _check_restarts(spec: WorkloadSpec, config: Mapping[str, Any]) -> None:
     """Check that a workload can go on from a checkpoint, and computes the same when it does."""
     if absent := sorted({_SAVE, _LOAD} - set(spec.properties)):
         raise SpecError(f"compare_restart: workload {spec.name!r} has no config key {absent[0]}, so it can't go on")
-    schedule = resolve_config(spec, _without_name(config)).get(_SCHEDULE) or {}
+    schedule = resolve_config(spec, config).get(_SCHEDULE) or {}
     if schedule.get("kind", "constant") != "constant" and schedule.get("steps") is None:
         raise SpecError(
             f"compare_restart: {_SCHEDULE}.steps is null, so the learning rate depends on the number of steps of each "
             f"launch, and a restart changes it; allowed is the number of all training steps"
         )
-
-
-def _without_name(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config keys of a variant."""
-    return {key: value for key, value in config.items() if key != "workload"}
-
-
-def _check_label(method: str, label: object) -> None:
-    if not isinstance(label, str) or not label.strip() or not label.isprintable():
-        raise SpecError(f"{method}: label is {brief(repr(label))}, allowed is a text of one line")
-
-
-def _names(metrics: object) -> tuple[str, ...]:
-    """Return the names of metrics; a text in place of the list would be split into characters."""
-    names = tuple(metrics) if isinstance(metrics, Iterable) and not isinstance(metrics, str) else None
-    if names is None or not all(isinstance(name, str) for name in names):
-        example = [metrics] if isinstance(metrics, str) else ["final_loss"]
-        raise SpecError(f"compare: metrics is {metrics!r}, allowed is a list of names such as {example}, or None")
-    return names
-
-
-def _check_variant(side: str, given: object, method: str = "compare") -> None:
-    is_mapping = isinstance(given, Mapping) and isinstance(given.get("workload"), str)
-    if not is_mapping and (method != "compare" or not isinstance(given, WorkloadResult)):
-        raise SpecError(
-            f"{method}: the {side} is {given!r}, allowed is a result of this test, or a mapping with the name of a "
-            f"workload at the key 'workload' and with config keys"
-        )
-    if isinstance(given, WorkloadResult):
-        passed(given)

@@ -144,18 +144,19 @@ class CommitSearch:
         self.say(f"{ends.case}: {aim}")
         if _is_exact(aim) and _shows(aim, self._row(aim, 0)):
             raise self._undecided("launches of the good commit differ; run the test in its deterministic mode", aim)
-        good, found, skipped = 0, self._last, dict[int, str]()
+        good, found, skipped = 0, self._last, set[int]()
         while between := [number for number in range(good + 1, found) if number not in skipped]:
             number = between[len(between) // 2]
             try:
                 row = self._row(aim, number)
             except _UNTESTABLE as error:
-                skipped[number] = brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON)
-                self.say(f"skipped {self.bisection.name(number)}: {skipped[number]}")
+                why = brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON)
+                self.say(f"skipped {self.bisection.name(number)}: {why}")
+                skipped.add(number)
                 continue
             self.say(f"{self.bisection.name(number)}: {row or 'unchanged'}")
             if row is not None and row.outcome is Outcome.NOT_APPLICABLE:
-                skipped[number] = row.detail
+                skipped.add(number)
             elif row is not None and row.outcome is Outcome.INCONCLUSIVE:
                 raise self._undecided(f"too noisy at {self.bisection.name(number)}; measure more steps", row)
             elif _shows(aim, row):

@@ -22,8 +22,8 @@ from pytest_aorta.result.trace.rank_files import (
     OperatorCall,
     read_operators,
 )
+from pytest_aorta.verdict.environment import changes
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
-from pytest_aorta.verdict.rows import other_machine, other_settings
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
     Decided,
@@ -168,10 +168,10 @@ def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: 
             return verdict(Missing(MissingPart.CANDIDATE_VALUE), detail)
     if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
         return verdict(Decided(Outcome.PASS), f"all {steps} steps" if steps > 1 else "the step", steps)
-    facts, others = candidate.facts, reference.facts
-    if other := other_machine(facts, others):
-        return verdict(NotApplicable(Reason.ENVIRONMENT), other, different[0])
-    details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other_settings(facts, others)]
+    other = changes(candidate.facts, reference.facts)
+    if other.machine:
+        return verdict(NotApplicable(Reason.ENVIRONMENT), other.machine, different[0])
+    details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other.settings]
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
         details.append(
             "not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"

@@ -11,18 +11,19 @@ most fifty, as in Megatron-LM's functional tests.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
+from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
 from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance, Value
 from pytest_aorta.verdict.noise import RESET
-from pytest_aorta.verdict.rows import STALE, Row, has_costs, is_reproducible, other_machine, other_versions
+from pytest_aorta.verdict.rows import STALE, Row
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import MissingPart, Reason, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import MissingPart, Reason, Verdict
 
 _MOST_NAMED, _MOST_PLACES = 6, 4
 # A cost whose parts have the places of those of another one.
@@ -75,7 +76,7 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
             [rank for group in side[-1].costs for rank in group.ranks] for side in (row.launches, row.others)
         )
         detail = f"the launch has the costs of ranks {here}, the {row.reference} of ranks {there}"
-        return row.missing(MissingPart.BASELINE_VALUE, f"{detail}; record it again with {RESET}", row.value)
+        return row.missing(MissingPart.BASELINE_VALUE, f"{detail}; record it again with {RESET}")
     outcome = min((change.outcome(row.tolerance) for change in changes), key=_ORDER.index)
     deciding = [change for change in changes if change.outcome(row.tolerance) is outcome]
     worst = max(deciding, key=lambda change: _excess(change, outcome))
@@ -92,7 +93,7 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     if outcome is Outcome.IMPROVED:
         details.append(STALE)
     delta = after / before - 1 if before else None
-    return row.decided(outcome, float(after), float(before), "; ".join(details), delta=delta)
+    return row.decided(outcome, float(after), float(before), "; ".join(details), delta)
 
 
 def _excess(change: _Change, outcome: Outcome) -> float:
@@ -202,7 +203,7 @@ def judge_growth(row: Row) -> Verdict:
     value, baseline = round(least[rank], 3), round(recorded[rank], 3)
     delta = value - baseline
     if least[rank] <= limits[rank]:
-        return row.decided(Outcome.PASS, value, baseline, delta=delta)
+        return row.decided(Outcome.PASS, value, baseline, "", delta)
     here, there = (_growth_a_step(side[-1], rank) for side in (row.launches, row.others))
     num_others = sum(grows > limit for grows, limit in zip(least, limits, strict=False)) - 1
     others = f" (and {counted(num_others, 'other')})" if num_others else ""
@@ -210,24 +211,11 @@ def judge_growth(row: Row) -> Verdict:
         f"memory of rank {rank}{others} grows by {here} a step, that of the {row.reference} by {there}; look for what "
         f"each step keeps, such as a loss with its graph"
     )
-    return row.decided(Outcome.REGRESSION, value, baseline, detail, delta=delta)
+    return row.decided(Outcome.REGRESSION, value, baseline, detail, delta)
 
 
 def _growth_a_step(facts: LaunchFacts, rank: int) -> str:
     return f"{facts.memory_growth_bytes[rank] / facts.num_steps / 2**20:.3g} MiB"
-
-
-def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
-    """Yield lines on costs and buffers that are not compared, since one side lacks them, and on what was measured."""
-    here = launches[0].costs
-    again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
-    if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
-        yield f"costs of a step are not compared: {problem}"
-    elif here and others and not has_costs(others[-1]):
-        yield f"costs of a step are not in the {side}{again}"
-    if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
-        yield f"buffers are not compared: the {side} has no hashes of them{again}"
-    yield from dict.fromkeys(text for launch in launches if (text := launch.description.optimizers))
 
 
 _STEPS_PER_OUTLIER, _MOST_OUTLIERS = 100, 50
@@ -257,9 +245,11 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
         return verdict
     if verdict.outcome is Outcome.REGRESSION:
         return verdict.replace(detail=f"{verdict.detail}; {_optimizers(row)}")
-    side, part = ("launch", MissingPart.CANDIDATE_VALUE) if lost else (row.reference, MissingPart.BASELINE_VALUE)
-    detail = f"the {side} has no {row.metric.name} of {_first(lost or added, row)}; {_optimizers(row)}"
-    return row.missing(part, detail, row.value, verdict.baseline)
+    if lost:
+        detail = f"the launch has no {row.metric.name} of {_first(lost, row)}; {_optimizers(row)}"
+        return row.lost(detail, row.value, verdict.baseline)
+    detail = f"the {row.reference} has no {row.metric.name} of {_first(added, row)}; {_optimizers(row)}"
+    return row.missing(MissingPart.BASELINE_VALUE, detail).replace(baseline=verdict.baseline)
 
 
 def _judge_points(row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]]) -> Verdict:
@@ -267,7 +257,7 @@ def _judge_points(row: Row, here: Sequence[Mapping[_Point, float]], there: Seque
     num_steps = len({(point.series, point.step) for point in there[-1]})
     baseline = row.metric.measure(row.others[-1])
     do_repeat = row.tolerance.origin is not Origin.MARKER and _do_bits_repeat(row, there)
-    other = next(filter(None, (other_machine(launch, row.others[-1]) for launch in row.launches)), "")
+    other = next(filter(None, (changes(launch, row.others[-1]).machine for launch in row.launches)), "")
     is_exact = row.tolerance.is_exact or (do_repeat and not other)
     if is_exact:
         row = replace(row, tolerance=row.tolerance.replace(value=None))

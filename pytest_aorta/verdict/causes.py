@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median, mode
@@ -12,12 +12,13 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
+from pytest_aorta.verdict.applicability import has_costs
+from pytest_aorta.verdict.environment import changed_choice
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, metric_of
-from pytest_aorta.verdict.noise import median_step_ms
-from pytest_aorta.verdict.rows import changed_choice
+from pytest_aorta.verdict.noise import RESET, median_step_ms
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, Verdict
 
 # The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of
 # unchanged launches differ by up to 2% on 4 H200s, and by tens of percent on CPU ranks that share cores.
@@ -131,7 +132,7 @@ def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFa
 
 def notes_on(
     rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str
-) -> tuple[tuple[str, ...], int | None]:
+) -> tuple[tuple[Note, ...], int | None]:
     """Return the notes on a comparison, and the suspect rank.
 
     A straggler explains slower steps; a slow machine, times that differ alone.
@@ -143,7 +144,21 @@ def notes_on(
     found = [*([slow.note(side)] if slow else []), *_split_note(rows, launches, others), *notes(launches, others, side)]
     is_time_alone = failed <= {MetricKind.TIMING} and MetricKind.TIMING in failed | open_kinds
     found += _canary_notes(launches, others, side) if is_time_alone else []
-    return tuple(found), slow.rank if slow and slow.idle_ms is None else None
+    uncompared = (Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side))
+    return (*map(Note, found), *uncompared), slow.rank if slow and slow.idle_ms is None else None
+
+
+def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
+    """Yield lines on costs and buffers that are not compared, since one side lacks them, and on what was measured."""
+    here = launches[0].costs
+    again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
+    if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
+        yield f"costs of a step are not compared: {problem}"
+    elif here and others and not has_costs(others[-1]):
+        yield f"costs of a step are not in the {side}{again}"
+    if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
+        yield f"buffers are not compared: the {side} has no hashes of them{again}"
+    yield from dict.fromkeys(text for launch in launches if (text := launch.description.optimizers))
 
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
@@ -220,6 +235,13 @@ def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 # The metrics that slower kernels and collectives explain.
 _BY_KERNELS = (*_BY_EXPOSURE, "kernel_ms", *(name for name in METRICS if name.startswith("step_time_")))
+
+
+def throttled(launches: Sequence[LaunchFacts]) -> str:
+    """Return text on launches with throttled devices, which explain a time that did not pass; empty without any."""
+    num_hot = sum(bool(launch.description.throttled) for launch in launches)
+    of = f"{num_hot} of {len(launches)} launches" if len(launches) > 1 else "the launch"
+    return f"GPUs throttled in {of}" if num_hot else ""
 
 
 def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:

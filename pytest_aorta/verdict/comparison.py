@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.applicability import choose_tolerances, known_to, profiled
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth, uncompared_notes
-from pytest_aorta.verdict.causes import cause_of, notes_on
+from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth
+from pytest_aorta.verdict.causes import cause_of, notes_on, throttled
+from pytest_aorta.verdict.environment import other_setup, other_steps
 from pytest_aorta.verdict.metrics import (
-    METRICS,
     Metric,
     MetricKind,
     Origin,
     Tolerance,
     Value,
-    check_compared,
     metric_of,
     middle,
 )
@@ -30,13 +30,11 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import Row, choose_tolerances, known_to, other_setup, other_steps, profiled
+from pytest_aorta.verdict.rows import STALE, Row
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
     MissingPart,
-    Note,
-    NoteKind,
     Reason,
     ReferenceKind,
     Unrecorded,
@@ -57,24 +55,22 @@ class _Comparison(ABC):
         launches: Sequence[LaunchFacts],
         others: Sequence[LaunchFacts],
         reference: VerdictReference,
+        most: int,
         decided: Mapping[str, Verdict] | None,
     ) -> Verdicts:
-        """Return one verdict per metric; verdicts in ``decided`` are kept."""
-        rows, count, side = [], len(launches), str(reference)
+        """Return one verdict per metric, final after ``most`` launches; verdicts in ``decided`` are kept."""
+        rows = []
         for name, tolerance in tolerances.items():
-            row = Row(self.case, metric_of(name, tolerance.direction), tolerance, reference, launches, others, count)
+            metric = metric_of(name, tolerance.direction)
+            row = Row(self.case, metric, tolerance, reference, launches, others, len(launches), most)
             rows.append((decided or {}).get(name) or self._judge(row))
-        causes, suspect = notes_on(rows, launches, others, side)
-        uncompared = (Note(text, NoteKind.NOTE) for text in uncompared_notes(launches, others, side))
-        return Verdicts(self.case, tuple(rows), (*map(Note, causes), *uncompared), suspect)
+        return Verdicts(self.case, tuple(rows), *notes_on(rows, launches, others, str(reference)))
 
-    def _judge_measured(
-        self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
-    ) -> Verdict:
-        """Return the verdict on those ``launches`` and ``others`` that have a value unless the code lost it."""
+    def _judge_measured(self, row: Row) -> Verdict:
+        """Return the verdict on those launches of a row that have a value unless the code lost it."""
+        launches, others = row.launches, row.others
         if not launches:
-            return row.decided(None, row.value, middle(row.metric, others) if others else None)
-        row = replace(row, launches=launches, others=others)
+            return row.decided(None, None, middle(row.metric, others))
         if problem := row.incomparable():
             return problem
         if row.metric.cost is not None:
@@ -86,21 +82,27 @@ class _Comparison(ABC):
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if (found := self._decide(row)) is None:
-            return row.judge_ranges(max_launches)
+            return row.judge_ranges()
         decision, center = found
-        detail = cause_of(row.metric.name, launches, others) if decision.outcome is Outcome.REGRESSION else ""
-        if decision.outcome is Outcome.INCONCLUSIVE:
-            detail = self._undecided(row, decision.launches)
-        return row.by_decision(decision, center, detail)
+        is_questioned = row.metric.kind is MetricKind.TIMING and decision.outcome is not Outcome.PASS
+        details = [throttled(launches)] if is_questioned else []
+        match decision.outcome:
+            case Outcome.REGRESSION:
+                details.append(cause_of(row.metric.name, launches, others))
+            case Outcome.INCONCLUSIVE:
+                details.append(self._undecided(row, decision.launches))
+            case Outcome.IMPROVED:
+                details.append(STALE)
+        return row.by_decision(decision, center, ", ".join(filter(None, details)))
 
-    def _judge_equal_steps(self, row: Row, max_launches: int, detail: str) -> Verdict:
+    def _judge_equal_steps(self, row: Row, detail: str) -> Verdict:
         """Return the verdict if the numbers of measured steps differ, which ``detail`` says.
 
         A change of what a step costs, or of a step that both sides have, can be the cause of the other number.
         """
         metric = row.metric
-        if metric.kind is MetricKind.COUNT or metric.curve or metric.by_step:
-            found = self._judge_measured(row, row.launches, row.others, max_launches)
+        if metric.kind is MetricKind.COUNT or metric.curve or metric.hashed:
+            found = self._judge_measured(row)
             if found.outcome is Outcome.REGRESSION:
                 return found
         return self._unrecorded(row, detail, Unrecorded.STEPS)
@@ -108,7 +110,7 @@ class _Comparison(ABC):
     def _unrecorded(self, row: Row, detail: str, what: Unrecorded = Unrecorded.CASE) -> Verdict:
         """Return the verdict without a baseline of these launches, which can be recorded unless both were launched."""
         is_stored = row.reference.kind is ReferenceKind.BASELINE
-        return row.missing(MissingPart.BASELINE, detail, row.value, unrecorded=what if is_stored else None)
+        return row.missing(MissingPart.BASELINE, detail, what if is_stored else None)
 
     @abstractmethod
     def _judge(self, row: Row) -> Verdict:
@@ -155,7 +157,7 @@ class StoredComparison(_Comparison):
         ``decided`` maps metrics to verdicts of fewer launches. These verdicts are kept.
 
         Raises:
-            SpecError: As in :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
+            SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
         if self._center:
@@ -163,7 +165,7 @@ class StoredComparison(_Comparison):
         is_stored = self.kind is ReferenceKind.BASELINE
         revision = self.baseline.revision if self.baseline is not None and is_stored else None
         reference = VerdictReference(self.kind, self.file, revision)
-        return self._verdicts(tolerances, launches, self._center, reference, decided)
+        return self._verdicts(tolerances, launches, self._center, reference, self.max_launches, decided)
 
     @property
     def _center(self) -> tuple[LaunchFacts, ...]:
@@ -200,21 +202,20 @@ class StoredComparison(_Comparison):
             if found := row.unprofiled(launches, ()):
                 return found
             if row.value is None:
-                return row.missing(MissingPart.CANDIDATE_VALUE, f"the launch has no {metric.name}", None)
+                return row.lost(f"the launch has no {metric.name}", None)
             return self._unrecorded(row, "no baseline")
         if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
             return self._unrecorded(row, detail)
         if detail := other_steps(launches, center[-1]):
-            return self._judge_equal_steps(row, self.max_launches, detail)
+            return self._judge_equal_steps(row, detail)
         is_asked = row.tolerance.is_exact and row.tolerance.origin is not Origin.DEFAULT
         if (noise := self.baseline.left_out.get(metric.name)) and not is_asked:
             return row.not_applicable(Reason.NOISY, f"left out when recorded: {noise}", row.value)
         if found := row.unprofiled(launches, center):
             return found
-        if len(launches) >= last_look(self.max_launches):
-            row = replace(row, late=row.late_hosts(launches))
+        late = row.late_hosts(launches) if len(launches) >= last_look(self.max_launches) else ""
         known = profiled(metric, center) or center
-        return self._judge_measured(row, profiled(metric, launches), known, self.max_launches)
+        return self._judge_measured(replace(row, launches=profiled(metric, launches), others=known, late=late))
 
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric, tolerance = row.metric, row.tolerance
@@ -264,19 +265,17 @@ class PairedComparison(_Comparison):
         ``decided`` is as in :meth:`StoredComparison.judge`.
 
         Raises:
-            SpecError: ``only`` is empty or names an unknown metric, or as in
-                :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
+            SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if not self.version:
             tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
         if self.only is None:
             tolerances = known_to(references[0], tolerances, self.marked, is_variant=not self.version)
-        if self.only is not None:
-            check_compared(self.only, METRICS)
+        else:
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
         reference = VerdictReference(ReferenceKind.AB, self.version)
-        return self._verdicts(tolerances, candidates, references, reference, decided)
+        return self._verdicts(tolerances, candidates, references, reference, self.max_pairs, decided)
 
     def _judge(self, row: Row) -> Verdict:
         metric, candidates, references = row.metric, row.launches, row.others
@@ -284,14 +283,13 @@ class PairedComparison(_Comparison):
         if found := row.under_profiler(both):
             return found
         if detail := other_steps(candidates, references[-1], is_ab=True):
-            return self._judge_equal_steps(row, self.max_pairs, detail)
+            return self._judge_equal_steps(row, detail)
         if found := row.unprofiled(candidates, references) or row.unprofiled(references, candidates):
             return found
-        if len(both) >= 2 * self.max_pairs:
-            row = replace(row, late=row.late_hosts(both))
+        late = row.late_hosts(both) if len(both) >= 2 * self.max_pairs else ""
         pairs = [pair for pair in zip(candidates, references, strict=True) if len(profiled(metric, pair)) == 2]
         measured, others = zip(*pairs, strict=True) if pairs else ((), ())
-        return self._judge_measured(row, measured, others, self.max_pairs)
+        return self._judge_measured(replace(row, launches=measured, others=others, late=late))
 
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric = row.metric

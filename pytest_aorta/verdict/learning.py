@@ -10,20 +10,13 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.result.series import BUFFERS, first_other_weights
+from pytest_aorta.verdict.applicability import applicable, is_not_profiled_again, not_profiled, profiled
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, transformed_values, wider_or_paired
-from pytest_aorta.verdict.rows import (
-    applicable,
-    is_not_profiled_again,
-    not_profiled,
-    other_setting,
-    other_setup,
-    other_steps,
-    profiled,
-)
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
     MIN_LAUNCHES,
@@ -212,16 +205,13 @@ def _is_unchanged(row: Verdict) -> bool:
 
 def _fitted(baseline: Baseline) -> Baseline:
     """Drop the oldest launches outside the center from a baseline with more than ``MAX_LAUNCHES`` launches."""
-    surplus = len(baseline.launches) - MAX_LAUNCHES
-    kept = list(baseline.launches)
-    for stored in baseline.launches:
-        if surplus > 0 and not stored.center:
-            kept.remove(stored)
-            surplus -= 1
-    revisions = {str(stored.revision) for stored in kept}
+    surplus = max(0, len(baseline.launches) - MAX_LAUNCHES)
+    dropped = [number for number, stored in enumerate(baseline.launches) if not stored.center][:surplus]
+    kept = tuple(stored for number, stored in enumerate(baseline.launches) if number not in dropped)
     # A reason is kept as long as its revision has a launch.
+    revisions = {str(stored.revision) for stored in kept}
     forced = {revision: reason for revision, reason in baseline.forced.items() if revision in revisions}
-    return baseline.replace(launches=tuple(kept), forced=forced)
+    return baseline.replace(launches=kept, forced=forced)
 
 
 def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> dict[str, str]:

@@ -102,8 +102,8 @@ class Metric:
         min_steps: The least number of measured steps for which the metric is meaningful; a launch with fewer steps has
             no value.
         scale: The scale on which changes are measured.
-        by_step: Returns step -> value after the step; ``measure`` returns the last of these values. None for a metric
-            of the whole launch.
+        by_step: Returns step -> value after the step; ``measure`` returns the last of these values. Empty for a
+            metric of the whole launch.
         only_on_gpus: Whether the default tolerance is that of GPUs alone.
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
         curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
@@ -122,7 +122,7 @@ class Metric:
     help: str
     min_steps: int = 1
     scale: Scale = Scale.RELATIVE
-    by_step: Callable[[LaunchFacts], dict[int, str]] | None = None
+    by_step: Callable[[LaunchFacts], dict[int, str]] = lambda _: {}
     only_on_gpus: bool = False
     cost: Cost | None = None
     curve: Curve | None = None
@@ -143,7 +143,7 @@ class Metric:
 
     def num_values(self, facts: LaunchFacts) -> int:
         """Return the number of values of a launch: those of each step and rank, if they are compared one by one."""
-        if self.by_step is not None:
+        if self.hashed:
             return len(self.by_step(facts))
         if self.curve is not None:
             return sum(len(rank) for series in facts.series for rank in self.curve(series))
@@ -384,11 +384,11 @@ def own_metrics(facts: LaunchFacts) -> list[str]:
 
 
 def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
-    """Return :func:`middle_of` the launches' values, or the first value if some launch has no number."""
+    """Return :func:`middle_of` the launches' values, or the first value if some launch has no number, if any."""
     values = [metric.measure(launch) for launch in launches]
     numbers = [value for value in values if isinstance(value, float | int)]
     if not numbers or len(numbers) < len(values):
-        return values[0]
+        return values[0] if values else None
     return middle_of(numbers, is_relative=metric.scale is Scale.RELATIVE)
 
 

@@ -68,16 +68,19 @@ def leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
     entries = flight_records("fr")
     if not folder or entries is None:
         return
-    # The record is a ring: its first entry has the number 0 until a later entry replaces the first entry.
-    is_whole = any(entry["record_id"] == 0 for entry in entries)
-    last_ns = max(ended_ns, default=0)
     document = Arrivals(
         began_ns=list(began_ns),
         ended_ns=list(ended_ns),
-        known_from_ns=0 if is_whole else min((entry["time_created_ns"] for entry in entries), default=last_ns),
+        known_from_ns=_known_from_ns(entries) if entries else max(ended_ns, default=0),
         arrived_ns={_name(entry): entry["time_created_ns"] for entry in entries if not entry["is_p2p"]},
     )
     write_json(Path(folder) / ARRIVALS_FILE, to_builtins(document), durable=False)
+
+
+def _known_from_ns(entries: Sequence[dict[str, Any]]) -> int:
+    """Return the moment from which a record has every collective; 0 if it has all."""
+    # The record is a ring: its first entry has the number 0 until a later entry replaces the first entry.
+    return min(entry["time_created_ns"] if entry["record_id"] else 0 for entry in entries)
 
 
 def _name(entry: dict[str, Any]) -> str:
@@ -117,10 +120,8 @@ def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
     if not entries or not spans_ns:
         return 0.0
     created_ns = sorted(entry["time_created_ns"] for entry in entries if not entry["is_p2p"])
-    # The record is a ring, which may have lost the begin of its first step.
-    is_whole = any(entry["record_id"] == 0 for entry in entries)
-    first_ns = min(entry["time_created_ns"] for entry in entries)
-    covered = [span for span in spans_ns if is_whole or span[0] >= first_ns]
+    known_from_ns = _known_from_ns(entries)
+    covered = [span for span in spans_ns if span[0] >= known_from_ns]
     counts = [bisect_right(created_ns, end) - bisect_left(created_ns, begin) for begin, end in covered]
     return fmean(counts) if counts else None
 

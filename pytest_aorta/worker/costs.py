@@ -1,5 +1,6 @@
 """Costs of one step: operators and their operations, groups of collectives, compilations and their places."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,13 +11,13 @@ from torch.autograd.profiler import record_function
 from pytest_aorta.common.clock import time
 from pytest_aorta.result.trace.kineto import BOUNDARY, TraceTooLarge, excess, overlap_of_cpu
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
-from pytest_aorta.result.trace.profiled_steps import Costs, Profile
+from pytest_aorta.result.trace.profiled_steps import Cost, Costs, Profile
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.collectives import recorded_calls
-from pytest_aorta.worker.compilations import with_compilations
 from pytest_aorta.worker.flops import flops_of
-from pytest_aorta.worker.lines import Lines
+from pytest_aorta.worker.lines import Lines, is_locating, shown
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler
+from pytest_aorta.worker.torch_private import dynamo_utils
 
 # The warm-up steps that costs need: one that is counted, and one that settles after it.
 STEPS_TO_COUNT = 2
@@ -97,3 +98,40 @@ class StepCounter(ScriptProfiler):
 def _leave_boundary() -> None:
     with record_function(BOUNDARY):
         pass
+
+
+# Compiled frames when the measured steps began; None before, or where nothing was compiled until then.
+_compiled_before: int | None = None
+
+
+def begin_measured_steps() -> None:
+    """Remember what torch.compile has compiled so far; the steps from here on should compile nothing."""
+    global _compiled_before
+    _compiled_before = _counters()[0]
+
+
+def with_compilations(costs: Costs) -> Costs:
+    """Return costs with the compilations since :func:`begin_measured_steps`, and all graph breaks."""
+    compiled, breaks = _counters()
+    number = compiled - (_compiled_before or 0)
+    places = {Cost.RECOMPILATIONS: {str(Cost.RECOMPILATIONS): _compiled(number)}} if is_locating() and number else {}
+    return costs.replace(recompilations=number, graph_breaks=breaks, places=costs.places | places)
+
+
+def _compiled(number: int) -> dict[str, int]:
+    """Return the functions of dynamo's last compilations and what had changed, with their numbers."""
+    metrics = dynamo_utils().get_compilation_metrics()[-number:]
+    found = Counter(
+        f"{one.co_name} at {shown(one.co_filename or '')}:{one.co_firstlineno}"
+        # Such as "0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3".
+        + "".join(f", {why}" for why in [(one.recompile_reason or "").partition(": ")[2].partition(". ")[0]] if why)
+        for one in metrics
+    )
+    return {text[:200]: calls for text, calls in found.items()}
+
+
+def _counters() -> tuple[int, int]:
+    """Return the frames that dynamo compiled and its graph breaks; dynamo is not imported for this."""
+    counters = getattr(dynamo_utils(), "counters", {})
+    frames, breaks = counters.get("frames", {}), counters.get("graph_break", {})
+    return int(frames.get("total", 0)), sum(breaks.values())

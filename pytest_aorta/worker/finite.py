@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pytest_aorta.common.text import distinct
 from pytest_aorta.result.evidence import FirstNotFinite
@@ -53,11 +54,10 @@ class Optimizers:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
-        # Id of a parameter -> the parameter, since one of the next fold may have the id of one that was freed, and its
-        # name in the largest module that has it, or else its place in the optimizer.
-        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
-        # The same for all parameters that modules had at the last search.
-        self._inside: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        # The name of each parameter in the largest module that has it, or else its place in the optimizer.
+        self._names = WeakTensorKeyDictionary()
+        # The names of all parameters that modules had at the last search.
+        self._inside = WeakTensorKeyDictionary()
         # Looks that were not read: step, when, and parameters' names of one device and type, with their magnitudes.
         self._looks: list[tuple[int, str, list[str], torch.Tensor]] = []
 
@@ -67,24 +67,23 @@ class Optimizers:
             self._known.append(weakref.ref(optimizer))
 
     def named(
-        self, *only: torch.optim.Optimizer, every: Sequence[torch.nn.Module] | None = None
+        self, *only: torch.optim.Optimizer, inside: Sequence[torch.nn.Module] | None = None
     ) -> list[tuple[str, torch.Tensor]]:
         """Return the parameters of some optimizers, or of all that exist, by names that differ.
 
-        ``every`` has all modules, if the caller has searched for them already.
+        ``inside`` has the :func:`roots`, if the caller has searched for them already.
         """
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for optimizer in only or filter(None, (known() for known in self._known)):
             for number, group in enumerate(optimizer.param_groups):
                 found |= {id(part): (f"{number}.{place}", part) for place, part in enumerate(group["params"])}
-        if any(key not in self._names or self._names[key][0]() is not part for key, (_, part) in found.items()):
+        if any(part not in self._names for _, part in found.values()):
             if len(self._known) <= MOST_SEARCHED:
-                self._inside = _names_in(modules() if every is None else every)
-            for key, (place, part) in found.items():
-                known, name = self._inside.get(key, (weakref.ref(part), place))
-                self._names[key] = weakref.ref(part), name if known() is part else place
+                self._inside = _names_in(roots() if inside is None else inside)
+            for place, part in found.values():
+                self._names[part] = self._inside.get(part, place)
         # Parameters of modules that are in no common module have the same names.
-        names = distinct((self._names[key][1] for key in found), " ({})")
+        names = distinct((self._names[part] for _, part in found.values()), " ({})")
         return [(name, part) for name, (_, part) in zip(names, found.values(), strict=True)]
 
     def look(self, step: int, when: str) -> None:
@@ -97,7 +96,7 @@ class Optimizers:
             largest = torch.stack(foreach_norm([*parts.values()], math.inf))
             self._looks.append((step, when, list(parts), largest))
 
-    def refuse(self, rank: int, before: float = math.inf) -> None:
+    def refuse(self, before: float = math.inf) -> None:
         """Check the looks after the steps ``before`` a step that were not checked before.
 
         Raises:
@@ -108,7 +107,7 @@ class Optimizers:
             if bad:
                 others = f" (and {len(bad) - 1} others)" if len(bad) > 1 else ""
                 raise NotFinite(
-                    f"parameter {bad[0]}{others} of rank {rank} is NaN or infinite first after {when}; look at the "
+                    f"parameter {bad[0]}{others} of rank {_rank()} is NaN or infinite first after {when}; look at the "
                     f"learning rate and the gradients of the steps before",
                     step or None,  # 0 is a warm-up step
                     is_after=True,
@@ -116,10 +115,19 @@ class Optimizers:
         self._looks = [look for look in self._looks if look[0] >= before]
 
 
-def _names_in(every: Iterable[torch.nn.Module]) -> dict[int, tuple[weakref.ref[torch.Tensor], str]]:
-    """Return parameters and their names in the largest of the modules that have them, by ids."""
-    named = [(name, own) for found in every for name, own in found.named_parameters()]
-    return {id(own): (weakref.ref(own), name) for name, own in sorted(named, key=lambda pair: len(pair[0]))}
+def _names_in(inside: Iterable[torch.nn.Module]) -> WeakTensorKeyDictionary:
+    """Return the longest name of each parameter in the modules."""
+    names = WeakTensorKeyDictionary()
+    for name, own in (pair for found in inside for pair in found.named_parameters()):
+        names[own] = max(name, names.get(own, ""), key=len)
+    return names
+
+
+def roots() -> list[torch.nn.Module]:
+    """Return the modules of this process that are in no other module."""
+    every = modules()
+    children = {id(child) for module in every for child in module.children()}
+    return [module for module in every if id(module) not in children]
 
 
 def modules() -> list[torch.nn.Module]:
@@ -147,9 +155,12 @@ class NotFinite(ArithmeticError):
         self.first = None if step is None else FirstNotFinite(step, is_after)
 
 
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
+
+
 def refuse_values(
     values: Iterable[tuple[int, str, float]],
-    rank: int,
     where: str,
     parameters: Optimizers | None = None,
     *,
@@ -167,29 +178,29 @@ def refuse_values(
         # Of one step's quantities, the first is computed first.
         step, name, value = min(bad, key=lambda entry: entry[0])
         if parameters is not None:
-            parameters.refuse(rank, step)
+            parameters.refuse(step)
         raise NotFinite(
-            f"{name} of rank {rank} is {value} first in {where.format(step)}; such a run measures nothing: look at the "
-            f"learning rate, the data and the loss scale of the steps before",
+            f"{name} of rank {_rank()} is {value} first in {where.format(step)}; such a run measures nothing: look at "
+            f"the learning rate, the data and the loss scale of the steps before",
             step if is_step else None,
         )
 
 
-def refuse_series(
-    series: Mapping[str, Sequence[float]], rank: int, num_steps: int, parameters: Optimizers | None = None
-) -> None:
+def refuse_series(series: Mapping[str, Sequence[float]], num_steps: int, parameters: Optimizers | None = None) -> None:
     """Check quantities, in the order of a step, that have a value per measured step, or per recorded step if fewer.
 
     Raises:
         NotFinite: A value is NaN or infinite.
     """
-    entries = [(name, number, value) for name, values in series.items() for number, value in enumerate(values, 1)]
     for is_measured, unit in ((True, "measured step"), (False, "recorded value")):
         chosen = [
-            (number, name, value) for name, number, value in entries if (len(series[name]) == num_steps) is is_measured
+            (number, name, value)
+            for name, values in series.items()
+            if (len(values) == num_steps) is is_measured
+            for number, value in enumerate(values, 1)
         ]
         total = max((number for number, _, _ in chosen), default=0)
-        refuse_values(chosen, rank, f"{unit} {{}} of {total}", parameters if is_measured else None, is_step=is_measured)
+        refuse_values(chosen, f"{unit} {{}} of {total}", parameters if is_measured else None, is_step=is_measured)
 
 
 def refuse_non_finite(result: RankResult) -> None:
@@ -198,14 +209,13 @@ def refuse_non_finite(result: RankResult) -> None:
     Raises:
         NotFinite: A loss, gradient norm or metric is NaN or infinite; the message names the rank and the first step.
     """
-    rank, num_steps = int(os.environ["RANK"]), len(result.step_times_ms)
-    refuse_series({"loss": result.loss, "gradient norm": result.grad_norm}, rank, num_steps)
+    refuse_series({"loss": result.loss, "gradient norm": result.grad_norm}, len(result.step_times_ms))
     for name, value in result.metrics.items():
         if not math.isfinite(value):
-            raise NotFinite(f"metric {name} of rank {rank} is {value}; record a finite number, or no such metric")
+            raise NotFinite(f"metric {name} of rank {_rank()} is {value}; record a finite number, or no such metric")
 
 
-def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when: str) -> None:
+def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], when: str) -> None:
     """Check this rank's part of each parameter; not collective. ``when`` is the time of the check, for the message.
 
     Raises:
@@ -221,7 +231,7 @@ def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when
         if not is_finite:
             count = int((~_is_finite(part)).sum())
             raise NotFinite(
-                f"parameter {name} of rank {rank} has {count} of {part.numel()} elements that are NaN or infinite "
+                f"parameter {name} of rank {_rank()} has {count} of {part.numel()} elements that are NaN or infinite "
                 f"{when}; look at the learning rate and the gradients of the steps before"
             )
 

@@ -231,7 +231,7 @@ def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when
     if is_simulated():
         return without_values(result, named)
     refuse_non_finite(result)
-    refuse_parameters(named, int(os.environ["RANK"]), when)
+    refuse_parameters(named, when)
     return result
 
 

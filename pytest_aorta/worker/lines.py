@@ -18,7 +18,7 @@ from torch import nn
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.text import is_library
 from pytest_aorta.result.trace.kineto_places import Moment
-from pytest_aorta.worker.finite import modules
+from pytest_aorta.worker.finite import roots
 from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.torch_private import CALL_MODULE
 from pytest_aorta.worker.weight_hash import logical_name
@@ -116,7 +116,5 @@ def shown(file: str) -> str:
 
 def _names() -> dict[int, str]:
     """Return the path of each module in the largest module that has it, by its id."""
-    every = modules()
-    children = {id(child) for module in every for child in module.children()}
-    roots = [module for module in every if id(module) not in children]
-    return {id(module): logical_name(f"{name}.").rstrip(".") for root in roots for name, module in root.named_modules()}
+    named = (pair for root in roots() for pair in root.named_modules())
+    return {id(module): logical_name(f"{name}.").rstrip(".") for name, module in named}

@@ -28,7 +28,7 @@ from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_cost
 from pytest_aorta.worker.absence import Absence
 from pytest_aorta.worker.accelerator import memory_in_use, own_device
 from pytest_aorta.worker.costs import NOT_COUNTED, StepCounter
-from pytest_aorta.worker.finite import MOST_SEARCHED, Optimizers, freeze, modules, refuse_values, untraced
+from pytest_aorta.worker.finite import MOST_SEARCHED, Optimizers, freeze, refuse_values, roots, untraced
 from pytest_aorta.worker.optimized import (
     LOSS,
     MOST_EVERY,
@@ -38,7 +38,6 @@ from pytest_aorta.worker.optimized import (
     Optimized,
     copied,
     is_empty,
-    roots_of,
 )
 from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.simulation import is_simulated, note_padded
@@ -315,9 +314,8 @@ class Observer:
         found = Optimized(optimizer, named, self.device, self.record.warmup, gradients, self._prepared)
         self._all.append(found)
         if len(self._all) <= MOST_SEARCHED:
-            inside = modules()
-            roots = roots_of(named(optimizer, every=inside), inside)
-            found.belongs_to(roots, hash_buffers=self.record.hash_weights)
+            inside = roots()
+            found.belongs_to(inside, named(optimizer, inside=inside), hash_buffers=self.record.hash_weights)
         return found
 
     def _look(self, found: Optimized) -> None:
@@ -342,12 +340,12 @@ class Observer:
         with self._whole.step():
             yield
 
-    def refuse(self, rank: int) -> None:
+    def refuse(self) -> None:
         """Check the losses, the gradient norms, and the parameters after steps."""
         for one in self._all:
             found = [(step, name, value) for name, by_step in one.values().items() for step, value in by_step.items()]
-            refuse_values(found, rank, f"step {{}} of {one.num_steps}", self.optimizers)
-        self.optimizers.refuse(rank)
+            refuse_values(found, f"step {{}} of {one.num_steps}", self.optimizers)
+        self.optimizers.refuse()
 
     def result(self, recorded: Recorded, *, has_own_steps: bool = False) -> RankResult:
         """Return everything recorded, with the times of the main optimizer.

@@ -133,10 +133,11 @@ class Optimized:
         self._num_within = 0
         # Gradients are hashed where every step is.
         self._gradients = gradients
+        by_tensor = _STEPS_BY_TENSOR
         if gradients is not None:
             gradients.names = {str(id(part)): logical_name(name) for name, part in named(optimizer)}
-        by_tensor = max(_STEPS_BY_TENSOR, _MOST_TENSORS // max(1, len(named(optimizer)))) if gradients else 0
-        self.hashes, self.buffers = (LocalHashes(by_tensor or _STEPS_BY_TENSOR) for _ in range(2))
+            by_tensor = max(by_tensor, _MOST_TENSORS // max(1, len(gradients.names)))
+        self.hashes, self.buffers = LocalHashes(by_tensor), LocalHashes(by_tensor)
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.
         self._owners: list[tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]] = []
@@ -232,13 +233,28 @@ class Optimized:
             self.timer.open()
         return False
 
-    def belongs_to(self, roots: Sequence[tuple[int, torch.nn.Module]], *, hash_buffers: bool) -> None:
-        """Take the names and the buffers of the largest modules that have the parameters, as of :func:`roots_of`."""
-        self.model = " + ".join(dict.fromkeys(_title(root) for _, root in roots))[:_LONGEST_NAME]
+    def belongs_to(
+        self,
+        roots: Iterable[torch.nn.Module],
+        named: Iterable[tuple[str, torch.Tensor]],
+        *,
+        hash_buffers: bool,
+    ) -> None:
+        """Take the names and the buffers of those modules that have the ``named`` parameters of the optimizer."""
+        places = {id(part): place for place, (_, part) in enumerate(named)}
+        firsts = (
+            (min((places.get(id(part), len(places)) for part in root.parameters()), default=len(places)), root)
+            for root in roots
+        )
         # The order in which modules are found may vary.
-        ordered = sorted(roots, key=itemgetter(0)) if hash_buffers else []
-        every = [each for _, root in ordered for each in root.named_modules()]
-        self._owners = [(f"{name}." if name else "", *buffers_of(module)) for name, module in every]
+        own = [root for first, root in sorted(firsts, key=itemgetter(0)) if first < len(places)]
+        self.model = " + ".join(dict.fromkeys(map(_title, own)))[:_LONGEST_NAME]
+        self._owners = [
+            (f"{name}." if name else "", *buffers_of(module))
+            for root in own
+            for name, module in root.named_modules()
+            if hash_buffers
+        ]
 
     def hash(self, *, is_last: bool = False) -> None:
         """Hash this rank's parts of the parameters, and its buffers, after this step, unless that is done.
@@ -338,22 +354,6 @@ def copied(value: torch.Tensor) -> float | torch.Tensor:
         return float(value.item())
     own = local_part(value.detach())
     return float(own) if own.device.type == "cpu" else own.reshape(1).to(torch.float64, copy=True)
-
-
-def roots_of(
-    named: Iterable[tuple[str, torch.Tensor]], every: Sequence[torch.nn.Module]
-) -> list[tuple[int, torch.nn.Module]]:
-    """Return the largest modules that have some of the parameters, each with the place of its first parameter."""
-    places = {id(part): place for place, (_, part) in enumerate(named)}
-    parents = {id(child): module for module in every for child in module.children()}
-    found: dict[int, tuple[int, torch.nn.Module]] = {}
-    for module in every:
-        if own := [places[id(part)] for part in module.parameters(recurse=False) if id(part) in places]:
-            while (parent := parents.get(id(module))) is not None:
-                module = parent
-            first, _ = found.get(id(module), (len(places), module))
-            found[id(module)] = min(first, *own), module
-    return list(found.values())
 
 
 def _title(module: torch.nn.Module) -> str:

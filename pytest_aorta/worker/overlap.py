@@ -56,8 +56,7 @@ from pytest_aorta.result.trace.profiled_steps import (
 )
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
 from pytest_aorta.worker.collectives import recorded_calls
-from pytest_aorta.worker.compilations import with_compilations
-from pytest_aorta.worker.costs import costs_of
+from pytest_aorta.worker.costs import costs_of, with_compilations
 from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of, wrapper_problem
@@ -149,7 +148,7 @@ def _captured(
 
 
 class _OwnProfilerError(RuntimeError):
-    """A step that runs torch's profiler itself."""
+    """A step, or its caller, that runs torch's profiler itself."""
 
 
 class _TooLargeError(Exception):
@@ -188,8 +187,6 @@ def count_step(step: Callable[[], object], device: torch.device) -> Costs:
     """Run ``step`` once and return its costs on this rank, or why they can't be counted; collective."""
     if problem := wrapper_problem():
         return Costs(problem=problem)
-    if profiler_enabled():
-        return Costs(problem="torch.profiler runs during the steps, and torch has one profiler per thread")
     try:
         return _counted(step, device)[1]
     except (_TooLargeError, _OwnProfilerError) as error:
@@ -259,7 +256,9 @@ class _Window:
     trace: Exported | None = None
     began_s: float = 0.0
     lead_ms: float = 0.0
-    passed: _Pass | None = None
+    # When the host had enqueued the further step, and the last one.
+    first_ms: float = 0.0
+    host_ms: float = 0.0
     # Steps of the window that have ended.
     num_ended: int = 0
 
@@ -284,7 +283,6 @@ class ScriptCapture(ScriptProfiler):
             self._windows = [_Window(1, True), _Window(SCRIPT_STEPS, False), _Window(MAX_STEPS, False, has_lead=True)]
         else:
             self._windows = [_Window(SCRIPT_STEPS, True)]
-        self._mark: torch.Tensor | None = None
         self._number = 0
 
     @property
@@ -303,31 +301,28 @@ class ScriptCapture(ScriptProfiler):
         if not self.is_free():
             return
         window = self._windows[self._number]
-        if self._mark is None:
-            self._mark = _new_mark(self.device)
+        self._mark = _new_mark(self.device)
         if on_accelerator(self.device):
             cycles_per_ms(self.device)
         synchronize(self.device)
         self.start(host=window.has_host)
         window.began_s = time.perf_counter()
-        if window.has_lead and (before := self._windows[self._number - 1].passed) is not None:
+        if window.has_lead:
             # The steps before took this time on the host, with one further step each.
-            each_ms = before.host_ms / (1 + self._windows[self._number - 1].num_steps)
+            before = self._windows[self._number - 1]
+            each_ms = before.host_ms / (1 + before.num_steps)
             window.lead_ms = next(_leads_ms((1 + window.num_steps) * each_ms))
             spin(window.lead_ms, self.device)
 
     def boundary(self) -> None:
         """Mark the end of a step, and end the window where its steps are complete."""
         window = self._windows[self._number]
-        if self._mark is not None:
-            _leave_boundary(self._mark)
+        _leave_boundary(self._mark)
         window.num_ended += 1
-        now_ms = 1e3 * (time.perf_counter() - window.began_s)
+        window.host_ms = 1e3 * (time.perf_counter() - window.began_s)
         if window.num_ended == 1:
-            window.passed = _Pass(now_ms, 0.0)
+            window.first_ms = window.host_ms
         if window.num_ended > window.num_steps:
-            assert window.passed is not None
-            window.passed = _Pass(window.passed.first_boundary_ms, now_ms)
             self.end()
             self._number += 1
 
@@ -360,8 +355,8 @@ class ScriptCapture(ScriptProfiler):
             for trace, window in zip(traces[1:], self._windows[1:], strict=True)
         )
         window = self._windows[-1]
-        assert window.passed is not None
-        lead = _judge(ahead.steps, window.passed, window.lead_ms, timed_ms, blocking_call)
+        passed = _Pass(window.first_ms, window.host_ms)
+        lead = _judge(ahead.steps, passed, window.lead_ms, timed_ms, blocking_call)
         # Each rank judges alone, so a head start that failed keeps its steps: all ranks have as many.
         return ahead.replace(head_start=lead, as_run=as_run.steps)
 
@@ -425,9 +420,7 @@ def _profile(
     the shapes of operators' inputs and allocations.
     """
     if profiler_enabled():
-        raise RuntimeError(
-            "capture_overlap was called while torch.profiler runs, and torch has one profiler per thread"
-        )
+        raise _OwnProfilerError("torch.profiler runs during the steps, and torch has one profiler per thread")
     on_device = on_accelerator(device)
     mark = _new_mark(device)
     profiler = profiler_of(device, host=host, shapes=shapes, memory=memory)

@@ -80,7 +80,7 @@ class Steps(Protocol):
     def num_steps(self) -> int:
         """The number of steps that have ended."""
 
-    def refuse(self, rank: int) -> None:
+    def refuse(self) -> None:
         """Check what the steps have computed; not collective.
 
         Raises:

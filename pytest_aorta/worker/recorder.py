@@ -10,7 +10,6 @@ Three lines are enough::
 To record a script without a change to it, call ``record_optimizer_steps`` before the script runs.
 """
 
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -106,9 +105,9 @@ class BracketedSteps:
         self._counter = StepCounter(self.device)
         return self._counter.step()
 
-    def refuse(self, rank: int) -> None:
+    def refuse(self) -> None:
         """Check the parameters after each step."""
-        self.optimizers.refuse(rank)
+        self.optimizers.refuse()
 
     def result(self, recorded: Recorded) -> RankResult:
         """Return the result of the measured steps."""
@@ -189,11 +188,10 @@ class Recording:
         """
         if is_simulated():
             return
-        rank = int(os.environ.get("RANK", "0"))
         series = {"loss": self.values.loss, "gradient norm": self.values.grad_norm}
         read = {name: [float(value) for value in values] for name, values in series.items()}
-        refuse_series(read, rank, self.steps.num_steps, self.steps.optimizers)
-        self.steps.refuse(rank)
+        refuse_series(read, self.steps.num_steps, self.steps.optimizers)
+        self.steps.refuse()
 
     def result(self) -> RankResult:
         """Return everything recorded so far.
@@ -231,7 +229,8 @@ class Recorder:
         self._recording.leave_steps_to_script()
         self._steps.start(device, warmup)
 
-    def step(self, *, tokens: int = 0) -> AbstractContextManager[None]:
+    @contextmanager
+    def step(self, *, tokens: int = 0) -> Iterator[None]:
         """Time the body as one training step over ``tokens`` tokens of this rank.
 
         If tokens are given, the result has the metric ``tokens_per_s``: the tokens of all recorded steps, divided by
@@ -242,7 +241,8 @@ class Recorder:
         """
         if not self._steps.has_started:
             self.start()
-        return self._steps.step(tokens)
+        with self._steps.step(tokens):
+            yield
 
     def loss(self, value: float | torch.Tensor) -> None:
         """Record the loss of the last step; a tensor must have one element and is read only at the end.
@@ -293,7 +293,7 @@ class Recorder:
             return
         self._recording.refuse_non_finite()
         steps, parameters = self._recording.steps, list(model.named_parameters())
-        refuse_parameters(parameters, int(os.environ.get("RANK", "0")), f"after {steps.unit} {steps.num_steps}")
+        refuse_parameters(parameters, f"after {steps.unit} {steps.num_steps}")
         found = hash_parameters(parameters)
         self.weight_hash(steps.num_steps, found.hex)
         names = [*found.per_tensor]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,15 +48,8 @@ _memory: list[TensorMemory] = []
 _without_data = ExitStack()
 # Names of padded parameters.
 _padded: dict[str, None] = {}
-# The methods of process groups that request a collective, whose groups a trace does not name. Torch 2.13 has added
-# those with `single`; the names with `base` and `tensor` go with torch 2.12.
-_REQUESTS = {
-    "allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "barrier",
-    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced",
-    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base",
-    "all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced",
-    "all_to_all_single",
-}  # fmt: skip
+# The methods of process groups that request a collective, whose groups a trace does not name.
+_REQUEST = re.compile("_?(all|reduce|broadcast|gather|scatter|barrier)")
 # The time of each request on this rank, in nanoseconds, with its group.
 _requested: list[tuple[int, RecordedCall]] = []
 
@@ -85,7 +79,7 @@ def simulate_world() -> None:
         original(Backend.FAKE, store=fake_store(), rank=rank, world_size=size, **kept)
 
     _replace(original, init_process_group)
-    for name in _REQUESTS & vars(dist.ProcessGroup).keys():
+    for name in filter(_REQUEST.match, [*vars(dist.ProcessGroup)]):
         setattr(dist.ProcessGroup, name, _noted(getattr(dist.ProcessGroup, name)))
     # Only gloo has this barrier, which names the ranks that are missing.
     _replace(dist.monitored_barrier, lambda *_args, **_given: None)

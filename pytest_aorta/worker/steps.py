@@ -16,7 +16,7 @@ from pytest_aorta.common.clock import time
 from pytest_aorta.result.folder import PROGRESS_FILE
 from pytest_aorta.worker.accelerator import Moment, elapsed_ms, memory_in_use, now, on_accelerator, synchronize
 from pytest_aorta.worker.collectives import leave_arrivals, recorded_collectives, waits_of_steps_ms
-from pytest_aorta.worker.compilations import begin_measured_steps
+from pytest_aorta.worker.costs import begin_measured_steps
 from pytest_aorta.worker.simulation import reset_peak_memory
 
 # Steps between readings of memory at first: a query of CUDA's allocator takes the host tens of microseconds. When there

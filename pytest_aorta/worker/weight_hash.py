@@ -365,7 +365,7 @@ _ELEMENT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32
 _EXACT_ROWS = 64
 # Rows of a chunk: few enough that the buffers fit a CPU's caches, or enough to fill a device, with 32 MiB of buffers.
 _CPU_ROWS, _DEVICE_ROWS = _EXACT_ROWS, 32 * _EXACT_ROWS
-# Runs of at most this many elements are summed together, up to as many as have 16 MiB of terms in both lanes.
+# Blocks of at most this many elements are summed together, up to as many as have 16 MiB of terms in both lanes.
 _SMALL, _MOST_TOGETHER = 4096, 256
 
 
@@ -403,11 +403,11 @@ def _block(tensor: torch.Tensor, grid: Grid) -> _Block:
 
 
 def _sums_of_blocks(blocks: Sequence[_Block]) -> torch.Tensor:
-    """Return the sums of each block, int64 ``[n, 2]``, on one device; small runs of one type are summed together."""
+    """Return the sums of each block, int64 ``[n, 2]``, on one device; small ones of one type are summed together."""
     sums: dict[int, torch.Tensor] = {}
     batches: dict[tuple[torch.device, torch.dtype], list[list[int]]] = defaultdict(list)
     for number, block in enumerate(blocks):
-        if block.grid.run is None or len(block.elements) > _SMALL:
+        if len(block.elements) > _SMALL:
             sums[number] = _block_sums(block)
             continue
         alike = batches[block.elements.device, block.elements.dtype]
@@ -466,14 +466,14 @@ def _sums_of_parts(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 
 def _sums_of_small(blocks: Sequence[_Block]) -> torch.Tensor:
-    """Return the sums of runs of one type, int64 ``[n, 2]``: a call for each would take longer than its elements."""
+    """Return the sums of small blocks of one type, int64 ``[n, 2]``: calls for each would take longer."""
     elements = torch.cat([block.elements for block in blocks])
-    sizes = torch.tensor([len(block.elements) for block in blocks])
-    starts = torch.tensor([block.grid.run.start for block in blocks if block.grid.run is not None])
-    owners = torch.repeat_interleave(torch.arange(len(blocks)), sizes)
-    index = torch.arange(len(elements)) + (starts - sizes.cumsum(0) + sizes)[owners]
+    sizes = [len(block.elements) for block in blocks]
+    host = torch.device("cpu")
+    index = torch.cat([block.grid.flat_index(0, size, host) for block, size in zip(blocks, sizes, strict=True)])
+    owners = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor(sizes)).to(elements.device)
     terms = _terms(elements, index.to(elements.device))
-    return terms.new_zeros(LANES, len(blocks)).index_add_(1, owners.to(elements.device), terms).T
+    return terms.new_zeros(LANES, len(blocks)).index_add_(1, owners, terms).T
 
 
 def _terms(elements: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

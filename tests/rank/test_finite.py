@@ -16,6 +16,11 @@ from tests.rank.settings import default_config
 NAN = float("nan")
 
 
+@pytest.fixture(autouse=True)
+def rank_1(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+
+
 class OwnWorkload(Workload):
     """A workload that does not name its parameters."""
 
@@ -32,7 +37,7 @@ class OwnWorkload(Workload):
 
 
 def refuse(workload):
-    refuse_parameters(workload.named_parameters(), 1, "at the end of the run")
+    refuse_parameters(workload.named_parameters(), "at the end of the run")
 
 
 def test_modules_of_a_workload_are_known_without_its_help_and_checked_once():
@@ -66,9 +71,9 @@ def test_parameters_without_data_are_left_out():
     "dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64], ids=str
 )
 def test_every_kind_of_floating_number_is_checked(dtype):
-    refuse_parameters([("w", torch.tensor([1.0, 2.0]).to(dtype))], 0, "now")
-    with pytest.raises(NotFinite, match=r"^parameter w of rank 0 has 1 of 2 elements"):
-        refuse_parameters([("w", torch.tensor([1.0, NAN]).to(dtype))], 0, "now")
+    refuse_parameters([("w", torch.tensor([1.0, 2.0]).to(dtype))], "now")
+    with pytest.raises(NotFinite, match=r"^parameter w of rank 1 has 1 of 2 elements"):
+        refuse_parameters([("w", torch.tensor([1.0, NAN]).to(dtype))], "now")
 
 
 @pytest.mark.parametrize("optimizer", ["none", "sgd"])

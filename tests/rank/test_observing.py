@@ -20,8 +20,7 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.series import Series
 from pytest_aorta.worker import Recorder, finite, overlap, profiling
-from pytest_aorta.worker import observing as observing_module
-from pytest_aorta.worker.finite import NotFinite, Optimizers
+from pytest_aorta.worker.finite import NotFinite
 from pytest_aorta.worker.recorder import Recording
 from tests.unit.builders import as_rank_of, make_plan
 
@@ -189,17 +188,6 @@ def test_type_that_changes_after_the_last_step_leaves_the_tensors_of_other_steps
     assert ([*weights.hashes], [*weights.tensors]) == (["0", "1", "2", "4", "8", "11"], ["0", "1", "2", "4", "8"])
 
 
-def test_parameter_at_the_address_of_a_freed_one_has_a_name_of_its_own(monkeypatch):
-    optimizers, model, freed = Optimizers(), Net(4, 4), Net(4, 4)
-    optimizer = torch.optim.SGD([freed.weight])
-    assert [name for name, _ in optimizers.named(optimizer)] == ["weight"]
-    address = id(freed.weight)
-    del freed, optimizer
-    gc.collect()
-    monkeypatch.setattr(finite, "id", lambda part: address if part is model.bias else id(part), raising=False)
-    assert [name for name, _ in optimizers.named(torch.optim.SGD([model.bias]))] == ["bias"]
-
-
 def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(recording):
     nets = [Net(4, 4), Net(4, 4)]
     one = torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])
@@ -243,8 +231,7 @@ def test_modules_that_the_script_has_frozen_name_the_parameters(recording):
 
 def test_optimizers_of_each_step_are_neither_searched_for_modules_nor_profiled_without_end(recording, monkeypatch):
     searches: list[None] = []
-    for module in (finite, observing_module):
-        monkeypatch.setattr(module, "modules", lambda: searches.append(None) or [])
+    monkeypatch.setattr(finite, "modules", lambda: searches.append(None) or [])
     for _ in range(40):
         latent = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([latent], lr=0.1)
@@ -494,7 +481,12 @@ def test_costs_are_those_of_steps_of_all_optimizers(recording, order, counted, p
 def test_no_scope_is_entered_under_one_profiler_and_left_under_another(recording, monkeypatch, every, windows):
     """Torch would end by SIGSEGV now and then; each step of an optimizer, and of a loop, is such a scope."""
     if windows > 1:  # as on a device
-        for name, value in {"on_accelerator": True, "cycles_per_ms": 1.0, "spin": None, "_new_mark": None}.items():
+        for name, value in {
+            "on_accelerator": True,
+            "cycles_per_ms": 1.0,
+            "spin": None,
+            "_new_mark": torch.ones(1),
+        }.items():
             monkeypatch.setattr(overlap, name, lambda *_, value=value: value)
         monkeypatch.setattr(profiling, "profiler_of", lambda *_, **__: profile(use_cpu=True, use_kineto=True))
     begun: list[profile] = []

@@ -9,7 +9,7 @@ import torch
 from pytest_aorta.result.trace.overlap import overlap_of, union
 from pytest_aorta.worker import StepTimer, StreamSpans, Telemetry, accelerator
 from pytest_aorta.worker.workload import MAX_LINES, MAX_SEGMENTS
-from tests.unit.builders import make_rank
+from tests.unit.builders import broken_rule, make_rank
 
 CPU = torch.device("cpu")
 MS = 1_000_000
@@ -69,7 +69,7 @@ def test_collective_that_compute_runs_beside_is_hidden_and_one_in_line_is_not(cl
     assert in_line.overlap_ratio == 0
     assert in_line.collectives["all_gather"].total_ms == in_line.compute_ms == 20
     assert in_line.step_ms == 41
-    assert all(step.broken_rule() is None for step in (beside, in_line))
+    assert all(broken_rule(step) is None for step in (beside, in_line))
 
 
 def test_second_wait_does_not_lengthen_a_span(clock):

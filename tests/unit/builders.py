@@ -27,7 +27,7 @@ from pytest_aorta.result.folder import PLAN_FILE
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.provenance import Provenance
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.learning import needs_another
@@ -88,6 +88,28 @@ def launches_needed(facts: LaunchFacts, marked: dict[str, Tolerance], most: int 
 
 def make_options(**changes: Any) -> Options:
     return replace(default_options({}, Path()), **({"workloads": ()} | changes))
+
+
+def broken_rule(step: StepOverlap) -> str | None:
+    """Return the rule of unions within one step that the lengths of a step break; None if all rules hold."""
+    beside_ms = step.compute_ms + step.exposed_comm_ms + step.exposed_wait_ms + step.idle_ms
+    kinds_ms = sum(time.total_ms for time in step.collectives.values())
+    excess_ms = {
+        "hidden_comm_ms is more than comm_ms": step.hidden_comm_ms - step.comm_ms,
+        "hidden_comm_ms is more than compute_ms": step.hidden_comm_ms - step.compute_ms,
+        "comm_ms is more than step_ms": step.comm_ms - step.step_ms,
+        "compute_ms, exposed communication, exposed_wait_ms and idle_ms are more than step_ms": beside_ms
+        - step.step_ms,
+        "compute_ms, exposed communication, exposed_wait_ms, copy_ms and idle_ms are less than step_ms": (
+            step.step_ms - beside_ms - step.copy_ms
+        ),
+        "comm_ms is more than all its collectives": step.comm_ms - kinds_ms,
+    }
+    for kind, of_kind in step.collectives.items():
+        excess_ms[f"hidden_ms of {kind} is more than its total_ms"] = of_kind.hidden_ms - of_kind.total_ms
+        excess_ms[f"{kind} is more than comm_ms"] = of_kind.total_ms - step.comm_ms
+        excess_ms[f"hidden_ms of {kind} is more than hidden_comm_ms"] = of_kind.hidden_ms - step.hidden_comm_ms
+    return next((rule for rule, excess in excess_ms.items() if excess > 1e-5), None)
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -21,8 +21,8 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
 from pytest_aorta.session.record import Side, TestRecord, finding_groups, finding_text
+from pytest_aorta.verdict.environment import identity
 from pytest_aorta.verdict.metrics import middle_of
-from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, ReferenceKind, Verdict
 

@@ -163,18 +163,16 @@ def boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]
         ValueError: The trace has no device activity for a boundary.
     """
     launches = [event for event in events if is_runtime_call(event)]
-    activity = {event["args"].get("correlation"): event for event in events if is_on_device(event)}
-    # A call without a correlation does not belong to activity without one, such as kernels of a graph.
-    activity.pop(None, None)
+    activity = by_correlation(filter(is_on_device, events))
     found = []
     for mark in marks:
-        begin, end = span_of(mark)
-        ids = [
-            launch["args"].get("correlation")
+        kernels = [
+            activity[number]
             for launch in launches
-            if launch["tid"] == mark["tid"] and begin <= begin_of(launch) < end
+            if launch["tid"] == mark["tid"]
+            and is_within(launch, span_of(mark))
+            and (number := launch["args"].get("correlation")) in activity
         ]
-        kernels = [activity[number] for number in ids if number in activity]
         if not kernels:
             raise ValueError(
                 "the trace has no device activity for a boundary between steps: the profiler did not record the "
@@ -182,6 +180,14 @@ def boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]
                 "profile_steps: 0 to measure without profiled steps"
             )
         found.append(min(kernels, key=begin_of))
+    return found
+
+
+def by_correlation(events: Iterable[Event]) -> dict[object, Event]:
+    """Return calls of the runtime, or activity of the device, by the number that a call and its activity share."""
+    found = {event["args"].get("correlation"): event for event in events}
+    # A call without a correlation does not belong to activity without one, such as kernels of a graph.
+    found.pop(None, None)
     return found
 
 
@@ -210,9 +216,24 @@ def is_runtime_call(event: Event) -> bool:
     return str(event.get("cat", "")).endswith(("_runtime", "_driver"))
 
 
-def is_blocking_call(event: Event) -> bool:
-    """Return True for a call of the runtime that returns only after the device has done earlier work."""
-    return bool(_BLOCKING.search(event["name"]))
+def waits_of_host(calls: Sequence[Event]) -> list[Event]:
+    """Return the runtime calls that return only after the device has done earlier work.
+
+    Calls of threads that launch nothing, such as NCCL's watchdog, don't count.
+    """
+    threads = {call["tid"] for call in calls if "aunchKernel" in call["name"]}
+    return [call for call in calls if call["tid"] in threads and _BLOCKING.search(call["name"])]
+
+
+def operators_of(events: Iterable[Event]) -> list[Event]:
+    """Return the operators by thread, each before those that it calls."""
+    found = (event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"])
+    return sorted(found, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
+
+
+def works_of_gloo(events: Iterable[Event]) -> list[Event]:
+    """Return the work of gloo's threads, in order."""
+    return sorted((one for one in events if one["name"].startswith("gloo:") and is_annotation(one)), key=begin_of)
 
 
 def is_on_device(event: Event) -> bool:
@@ -332,25 +353,16 @@ _BLOCKING = re.compile(r"^(cuda|hip|cu)(\w*Synchronize|Free|Memcpy|MemcpyDtoH)(_
 
 
 def find_blocking_call(trace: Mapping[str, Any]) -> str | None:
-    """Return the runtime call in which the host waits for the device within a step, with its operator, or None.
-
-    The longest such call is named. Calls of threads that launch nothing, such as NCCL's watchdog, don't count.
-    """
+    """Return the longest wait of the host for the device within a step, with its operator, or None."""
     events, marks = events_and_boundaries(trace)
-    calls = [event for event in events if is_runtime_call(event)]
-    threads = {event["tid"] for event in calls if "aunchKernel" in event["name"]}
-    begin, end = begin_of(marks[0]), begin_of(marks[-1])
-    waits = [one for one in calls if one["tid"] in threads and is_blocking_call(one) and begin <= begin_of(one) < end]
-    if not waits:
+    edges = begin_of(marks[0]), begin_of(marks[-1])
+    waits = waits_of_host([event for event in events if is_runtime_call(event)])
+    longest = max((wait for wait in waits if is_within(wait, edges)), key=lambda event: event["dur"], default=None)
+    if longest is None:
         return None
-    longest = max(waits, key=lambda event: event["dur"])
-    around = [
-        event
-        for event in events
-        if event.get("cat") == "cpu_op" and event["tid"] == longest["tid"] and holds(event, longest)
-    ]
-    names = [event["name"] for event in sorted(around, key=begin_of)]
-    return " in ".join([longest["name"], *names[:1]])
+    operators = (one for one in events if one.get("cat") == "cpu_op" and one["tid"] == longest["tid"])
+    around = min((one for one in operators if holds(one, longest)), key=begin_of, default=None)
+    return " in ".join(one["name"] for one in (longest, around) if one)
 
 
 def _capture_of(
@@ -406,7 +418,7 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
             "without profiled steps"
         )
     names = _serving_names(events)
-    inside = _communication_by_stream(events, names, begin_of(kernels[0]), begin_of(kernels[-1]))
+    inside = _communication_by_stream(events, names, [begin_of(kernel) for kernel in kernels])
     calls = {stream: [(kernel["name"], call_of(kernel)) for kernel in rows] for stream, rows in inside.items()}
     return LearnedStep(name, calls, names)
 
@@ -431,7 +443,7 @@ def overlap_of_device(
     if len(edges) != num_steps + 1:
         raise ValueError(f"the profiler lost activity: {len(edges)} kernels {step.boundary} between {num_steps} steps")
     calls: dict[int, Call] = {}
-    for stream, kernels in _communication_by_stream(events, step.names, edges[0], edges[-1]).items():
+    for stream, kernels in _communication_by_stream(events, step.names, edges).items():
         expected = step.communication.get(stream, []) * num_steps
         is_repeated = [kernel["name"] for kernel in kernels] == [name for name, _ in expected]
         of_stream = [call for _, call in expected] if is_repeated else [call_of(kernel) for kernel in kernels]
@@ -475,12 +487,12 @@ def _serving_names(events: Iterable[Event]) -> frozenset[str]:
 
 
 def _communication_by_stream(
-    events: Iterable[Event], names: frozenset[str], begin: int, end: int
+    events: Iterable[Event], names: frozenset[str], edges: Sequence[int]
 ) -> dict[object, list[Event]]:
-    """Return the communication kernels of each stream that began in ``[begin, end)``, in order."""
+    """Return the communication kernels of each stream that began between ``edges``, in order."""
     rows: dict[object, list[Event]] = defaultdict(list)
     for event in sorted((event for event in events if _is_communication(event, names)), key=begin_of):
-        if begin <= begin_of(event) < end:
+        if is_within(event, edges):
             rows[event["args"].get("stream")].append(event)
     return rows
 
@@ -489,17 +501,23 @@ def _lanes(
     events: Iterable[Event], names: frozenset[str], kinds: Mapping[int, Collective], waits_ns: Mapping[int, int]
 ) -> dict[str, Intervals]:
     """Return the lanes of device activity; ``kinds`` and ``waits_ns`` map the ``id`` of events to what is known."""
-    spans: dict[str, list[Span]] = defaultdict(list)
+    spans: list[tuple[str, Span]] = []
     for event in filter(is_on_device, events):
         begin, end = span_of(event)
         if _is_communication(event, names):
-            lane: str = kinds.get(id(event)) or kind_of(event)
             arrived = begin + waits_ns.get(id(event), 0)
-            spans[Lane.WAIT].append((begin, arrived))
-            spans[lane].append((arrived, end))
+            spans += [(Lane.WAIT, (begin, arrived)), (kinds.get(id(event)) or kind_of(event), (arrived, end))]
         else:
-            spans[Lane.COMPUTE if event["cat"] == "kernel" else Lane.COPY].append((begin, end))
-    return {name: union(rows) for name, rows in spans.items()}
+            spans.append((Lane.COMPUTE if event["cat"] == "kernel" else Lane.COPY, (begin, end)))
+    return _unions(spans)
+
+
+def _unions(spans: Iterable[tuple[str, Span]]) -> dict[str, Intervals]:
+    """Return the union of the spans of each lane."""
+    lanes: dict[str, list[Span]] = defaultdict(list)
+    for lane, span in spans:
+        lanes[lane].append(span)
+    return {lane: union(rows) for lane, rows in lanes.items()}
 
 
 def _is_communication(event: Event, names: frozenset[str]) -> bool:
@@ -524,71 +542,57 @@ def overlap_of_cpu(trace: Mapping[str, Any]) -> Profile:
     """
     events, marks = events_and_boundaries(trace)
     edges = [begin_of(mark) for mark in marks]
-    operators = _operators(events, marks[0]["tid"])
+    # Autograd's wrappers include hooks that wait, so they are left out and their operators count.
+    operators = [
+        event
+        for event in operators_of(events)
+        if event["tid"] == marks[0]["tid"] and not event["name"].startswith("autograd::")
+    ]
     works = _gloo_works(events, operators)
     gloo = [(kind, work) for kind, work in works if is_within(work, edges)]
     durations = [(name[:MAX_NAME], own_ns) for name, own_ns in _own_times(operators, edges)]
     durations += [(f"{GLOO}{kind}", duration_of(work)) for kind, work in gloo]
+    lanes = _operator_lanes(operators) | _unions((kind, span_of(work)) for kind, work in works)
     served = ((Call(kind, "", None, None), duration_of(work)) for kind, work in gloo)
-    return _capture_of(edges, _operator_lanes(operators) | _gloo_lanes(works), durations, served)
+    return _capture_of(edges, lanes, durations, served)
 
 
-def _operators(events: Iterable[Event], thread: object) -> list[Event]:
-    """Return a thread's operators, each before those that it calls."""
-    own = [event for event in events if event["tid"] == thread and event.get("cat") == "cpu_op"]
-    return sorted((one for one in own if "::" in one["name"]), key=lambda event: (begin_of(event), -end_of(event)))
-
-
-def _own_times(operators: Iterable[Event], edges: list[int]) -> list[tuple[str, int]]:
+def _own_times(operators: Sequence[Event], edges: list[int]) -> list[tuple[str, int]]:
     """Return name and time in ns of each operator that began between ``edges``, without the operators that it calls.
 
-    Autograd's wrappers and communication are left out.
+    Communication is left out.
     """
-    own_ns: list[int] = []
-    found: list[Event] = []
-    callers: list[int] = []
+    own_ns: dict[int, int] = {}
+    callers: list[Event] = []
     for event in operators:
-        if event["name"].startswith("autograd::"):
-            continue
-        while callers and end_of(found[callers[-1]]) <= begin_of(event):
+        while callers and end_of(callers[-1]) <= begin_of(event):
             callers.pop()
         if callers:
-            own_ns[callers[-1]] -= duration_of(event)
-        callers.append(len(found))
-        found.append(event)
-        own_ns.append(duration_of(event))
+            own_ns[id(callers[-1])] -= duration_of(event)
+        callers.append(event)
+        own_ns[id(event)] = duration_of(event)
     return [
-        (event["name"], max(0, time_ns))
-        for event, time_ns in zip(found, own_ns, strict=True)
+        (event["name"], max(0, own_ns[id(event)]))
+        for event in operators
         if is_within(event, edges) and not event["name"].startswith(_COMMUNICATING_NAMESPACES)
     ]
 
 
 def _operator_lanes(operators: Iterable[Event]) -> dict[str, Intervals]:
-    calls = [event for event in operators if event["name"].startswith(_COMMUNICATING_NAMESPACES)]
-    computing: dict[Lane, list[Span]] = {Lane.COMPUTE: [], Lane.COPY: []}
+    spans: list[tuple[str, Span]] = []
     reached = 0
     for event in operators:
-        # An operator includes the operators that it calls. Autograd's wrappers include hooks that wait, so they are
-        # left out and their operators count.
-        if begin_of(event) < reached or event["name"].startswith("autograd::"):
-            continue
-        reached = end_of(event)
-        computing[Lane.COPY if event["name"] == "aten::copy_" else Lane.COMPUTE].append(span_of(event))
-    waiting = union(map(span_of, calls))
-    return {name: difference(union(rows), waiting) for name, rows in computing.items()}
-
-
-def _gloo_lanes(works: Iterable[tuple[Collective, Event]]) -> dict[str, Intervals]:
-    spans: dict[str, list[Span]] = defaultdict(list)
-    for kind, work in works:
-        spans[kind].append(span_of(work))
-    return {kind: union(rows) for kind, rows in spans.items()}
+        # An operator includes the operators that it calls.
+        if begin_of(event) >= reached:
+            reached = end_of(event)
+            spans.append((Lane.COPY if event["name"] == "aten::copy_" else Lane.COMPUTE, span_of(event)))
+    waiting = union(span_of(event) for event in operators if event["name"].startswith(_COMMUNICATING_NAMESPACES))
+    return {lane: difference(moments, waiting) for lane, moments in _unions(spans).items()}
 
 
 def _gloo_works(events: Iterable[Event], operators: Iterable[Event]) -> list[tuple[Collective, Event]]:
     """Return the work of gloo's threads with the requested collective: gloo serves reduce-scatters with all-reduces."""
-    works = sorted((one for one in events if one["name"].startswith("gloo:") and is_annotation(one)), key=begin_of)
+    works = works_of_gloo(events)
     requested: dict[str, list[str]] = defaultdict(list)
     for call in operators:
         if call["name"] in _SERVED_AS:

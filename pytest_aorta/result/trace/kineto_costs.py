@@ -13,15 +13,20 @@ from pytest_aorta.result.trace.kineto import (
     DTYPES,
     Event,
     begin_of,
+    by_correlation,
     collective_of,
     element_bytes,
     end_of,
     events_and_boundaries,
     holds,
     is_annotation,
-    is_blocking_call,
     is_on_device,
     is_runtime_call,
+    is_within,
+    operators_of,
+    span_of,
+    waits_of_host,
+    works_of_gloo,
 )
 from pytest_aorta.result.trace.kineto_places import Moment, Place, Places, merged
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost, Costs
@@ -88,8 +93,8 @@ def costs_of_step(
         ValueError: The trace has fewer than two boundaries.
     """
     events, marks = events_and_boundaries(trace)
-    begin, end = end_of(marks[0]), begin_of(marks[1])
-    inside = [event for event in events if begin <= begin_of(event) < end and not is_on_device(event)]
+    edges = end_of(marks[0]), begin_of(marks[1])
+    inside = [event for event in events if is_within(event, edges) and not is_on_device(event)]
     operators = _operators(inside)
     flops, without = _flops(operators, flops_of)
     collectives = _collectives(inside, operators, recorded)
@@ -112,18 +117,16 @@ def costs_of_step(
 def _calls_of_device(events: Iterable[Event], inside: Sequence[Event]) -> dict[Cost, list[_Call]]:
     """Return the host's calls in the step that caused kernels, copies to the host, and waits."""
     runtime = [event for event in inside if is_runtime_call(event)]
-    launching = {event["args"].get("correlation"): event for event in runtime}
-    launching.pop(None, None)
+    launching = by_correlation(runtime)
     kernels = [
         (family_of(event["name"]), launching[number])
-        for event in events
-        if is_on_device(event) and (number := event["args"].get("correlation")) in launching
+        for event in filter(is_on_device, events)
+        if (number := event["args"].get("correlation")) in launching
     ]
-    threads = {event["tid"] for event in runtime if "aunchKernel" in event["name"]}
     return {
         Cost.KERNELS: kernels,
         Cost.HOST_COPIES: [call for call in kernels if is_copy(call[0]) and _TO_HOST.search(call[0])],
-        Cost.HOST_SYNCS: [(one["name"], one) for one in runtime if one["tid"] in threads and is_blocking_call(one)],
+        Cost.HOST_SYNCS: [(wait["name"], wait) for wait in waits_of_host(runtime)],
     }
 
 
@@ -138,21 +141,23 @@ def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _operators(events: Iterable[Event]) -> list[Event]:
+def _operators(events: Sequence[Event]) -> list[Event]:
     """Return the operators by thread, each before those that it calls, without those on threads of gloo."""
-    named = [event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"]]
-    requesting = {event["tid"] for event in named if event["name"].startswith(_COLLECTIVES)}
+    operators = operators_of(events)
+    requesting = {event["tid"] for event in operators if event["name"].startswith(_COLLECTIVES)}
     # What a thread of gloo copies depends on how far it got; the request is counted on the thread that made it.
-    serving = {event["tid"] for event in events if event["name"].startswith("gloo:") and is_annotation(event)}
-    left_out = serving - requesting
+    left_out = {event["tid"] for event in works_of_gloo(events)} - requesting
+    # The batches that a step takes from workers depend on how far these got.
+    loading = [event for event in events if event["name"].startswith(_FROM_WORKERS) and is_annotation(event)]
     # Nodes of autograd compute by operators of their own.
     nodes = ("autograd::engine", "torch::autograd::")
-    kept = [event for event in named if event["tid"] not in left_out and not event["name"].startswith(nodes)]
-    # The batches that a step takes from workers depend on how far these got.
-    for one in events:
-        if one["name"].startswith(_FROM_WORKERS) and is_annotation(one):
-            kept = [event for event in kept if one["tid"] != event["tid"] or not holds(one, event)]
-    return sorted(kept, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
+    return [
+        event
+        for event in operators
+        if event["tid"] not in left_out
+        and not event["name"].startswith(nodes)
+        and not any(one["tid"] == event["tid"] and holds(one, event) for one in loading)
+    ]
 
 
 def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str], Counter[str]]:
@@ -190,14 +195,21 @@ def _collectives(
     known = {id(event): call for event, call in zip(collective, recorded, strict=False)}
     known = known if len(recorded) == len(collective) else {}
     records = [event for event in events if event["name"] == "record_param_comms"]
-    messages = [one for one in events if one["name"] in ("gloo:send", "gloo:recv") and is_annotation(one)]
+    messages = [one for one in works_of_gloo(events) if one["name"] in ("gloo:send", "gloo:recv")]
     rows: dict[tuple[str, int | None, str], list[tuple[RecordedCall, Event]]] = defaultdict(list)
     for event in requests:
         served: Mapping[str, Any] = next(
             (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
         )
         # Of gloo's messages, the operator has a list of tensors, and the annotation that begins within it their type.
-        sent = next((_tensors(one["args"])[1] for one in messages if _begins_in(event, one)), "")
+        sent = next(
+            (
+                _tensors(one["args"])[1]
+                for one in messages
+                if event["tid"] == one["tid"] and is_within(one, span_of(event))
+            ),
+            "",
+        )
         sent = _tensors(event[_FUNCTION])[1] if _FUNCTION in event else sent
         request = _request_of(event["args"], served, known.get(id(event), RecordedCall(dtype=sent)))
         is_gather = event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.ALL_GATHER
@@ -208,10 +220,6 @@ def _collectives(
         rows[str(collective_of(event["name"])), request.group_size, request.dtype].append((request, event))
     found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
     return [(_cost_of(kind, [one for one, _ in calls]), [event for _, event in calls]) for (kind, *_), calls in found]
-
-
-def _begins_in(outer: Event, event: Event) -> bool:
-    return event["tid"] == outer["tid"] and begin_of(outer) <= begin_of(event) < end_of(outer)
 
 
 def _requests(operators: Iterable[Event]) -> list[Event]:

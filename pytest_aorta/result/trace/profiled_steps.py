@@ -30,8 +30,6 @@ from pytest_aorta.common.model import Count, Milliseconds, Model, NotNegative, P
 AS_RUN = "_as_run"
 # The blocking call that a rank reports if only another rank was blocked.
 ANOTHER_RANK = "another rank"
-# Lengths are whole nanoseconds, so the sum of a few of them in milliseconds is exact to far less than this.
-_ROUNDING_MS = 1e-5
 
 
 class Collective(StrEnum):
@@ -124,27 +122,6 @@ class StepOverlap(Model, frozen=True):
     def overlap_ratio(self) -> float | None:
         """Return the fraction of communication that compute hides; None without communication."""
         return self.hidden_comm_ms / self.comm_ms if self.comm_ms else None
-
-    def broken_rule(self) -> str | None:
-        """Return the rule of unions within one step that these lengths break; None if all rules hold."""
-        beside_ms = self.compute_ms + self.exposed_comm_ms + self.exposed_wait_ms + self.idle_ms
-        kinds_ms = sum(time.total_ms for time in self.collectives.values())
-        excess_ms = {
-            "hidden_comm_ms is more than comm_ms": self.hidden_comm_ms - self.comm_ms,
-            "hidden_comm_ms is more than compute_ms": self.hidden_comm_ms - self.compute_ms,
-            "comm_ms is more than step_ms": self.comm_ms - self.step_ms,
-            "compute_ms, exposed communication, exposed_wait_ms and idle_ms are more than step_ms": beside_ms
-            - self.step_ms,
-            "compute_ms, exposed communication, exposed_wait_ms, copy_ms and idle_ms are less than step_ms": (
-                self.step_ms - beside_ms - self.copy_ms
-            ),
-            "comm_ms is more than all its collectives": self.comm_ms - kinds_ms,
-        }
-        for kind, time in self.collectives.items():
-            excess_ms[f"hidden_ms of {kind} is more than its total_ms"] = time.hidden_ms - time.total_ms
-            excess_ms[f"{kind} is more than comm_ms"] = time.total_ms - self.comm_ms
-            excess_ms[f"hidden_ms of {kind} is more than hidden_comm_ms"] = time.hidden_ms - self.hidden_comm_ms
-        return next((rule for rule, excess in excess_ms.items() if excess > _ROUNDING_MS), None)
 
 
 class FamilyTime(Model, frozen=True):
@@ -521,11 +498,9 @@ def joined_costs(parts: Sequence[Costs]) -> Costs:
         return Costs(problem=problem)
     rows: dict[str, CollectiveCost] = {}
     for row in (row for part in parts for row in part.collectives):
-        if (known := rows.get(str(row))) is not None:
-            num_bytes = None if known.bytes is None or row.bytes is None else known.bytes + row.bytes
-            rows[str(row)] = known.replace(calls=known.calls + row.calls, bytes=num_bytes)
-        else:
-            rows[str(row)] = row
+        known = rows.get(str(row), row.replace(calls=0, bytes=0))
+        num_bytes = None if known.bytes is None or row.bytes is None else known.bytes + row.bytes
+        rows[str(row)] = known.replace(calls=known.calls + row.calls, bytes=num_bytes)
     sums = {
         name: dict(sum((Counter(getattr(part, name)) for part in parts), Counter()))
         for name in ("flops", "operators", "kernels", "host_syncs", "host_copies", "without_flops")
@@ -555,17 +530,14 @@ def distinct(costs: Sequence[Costs | None], numbers: Sequence[int]) -> list[Cost
 
     ``numbers`` are the ranks that ``costs`` belong to.
     """
-    ranks: list[tuple[Costs, list[int]]] = []
+    found: list[CostsOfRanks] = []
     for rank, own in zip(numbers, costs, strict=True):
         if own is None:
             return []
         own = own.replace(collectives=[row.replace(group="") for row in own.collectives])
-        same = next((others for found, others in ranks if found == own), None)
-        if same is None:
-            ranks.append((own, [rank]))
-        else:
-            same.append(rank)
-    return [CostsOfRanks(others, found) for found, others in ranks]
+        same = next((group for group in found if group.costs == own), CostsOfRanks([], own))
+        found = [group for group in found if group is not same] + [same.replace(ranks=[*same.ranks, rank])]
+    return sorted(found, key=lambda group: group.ranks)
 
 
 def by_rank(groups: Sequence[CostsOfRanks], cost: Cost) -> dict[int, dict[str, int]] | None:

@@ -89,7 +89,11 @@ def test_change_is_found_at_its_commit_and_judged_by_the_metrics_direction(otava
     (change,) = find_changes(one(entries))
     assert (change.metric, change.index, change.verdict) == (metric, 20, verdict)
     assert change.relative == pytest.approx(0.05, abs=0.003)
-    assert (change.last_before.commit, change.first_after.commit) == (commit_of(19), commit_of(20))
+    commits = change.last_before.provenance.commit, change.first_after.provenance.commit
+    assert commits == (
+        commit_of(19),
+        commit_of(20),
+    )
 
 
 def test_change_is_reported_once_as_soon_as_it_is_confirmed(otava):
@@ -117,7 +121,11 @@ def test_version_without_the_metric_lies_between_the_two_sides_of_a_change():
     entries = hashes("a" * 16, "b" * 16, "b" * 16)
     entries[1] = with_values(1, {"num_parameters": 1.0})
     (change,) = find_changes(one(entries))
-    assert (change.last_before.commit, change.first_after.commit) == (commit_of(0), commit_of(2))
+    commits = change.last_before.provenance.commit, change.first_after.provenance.commit
+    assert commits == (
+        commit_of(0),
+        commit_of(2),
+    )
 
 
 @given(st.lists(st.floats(-1e100, 1e100), max_size=12), st.sampled_from(sorted(METRICS)))

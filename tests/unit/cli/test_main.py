@@ -94,6 +94,13 @@ def test_list_of_an_empty_folder_is_its_totals_and_of_none_is_wrong_usage(here, 
     assert f"--platform cpu: is not in baselines; allowed are ['{PLATFORM}']" in message
 
 
+def test_add_says_that_nothing_was_added(here, capsys):
+    assert (
+        said(capsys, "baselines", "add", "baselines")
+        == "nothing was added: baselines has every baseline of baselines\n"
+    )
+
+
 def test_version_is_that_of_the_package(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])

@@ -3,11 +3,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.plan.options import Recording as Recordings
-from pytest_aorta.session.baselines import Recording, write_new_baselines
+from pytest_aorta.plan.options import Recording
+from pytest_aorta.session.baselines import write_new_baselines
 from pytest_aorta.session.record import Comparison, TestRecord
+from pytest_aorta.session.recording import merged_with
 from pytest_aorta.verdict.baseline import LOCK_FILE, Baseline, locked_baselines, read_baseline, write_baseline
 from pytest_aorta.verdict.learning import NewBaseline
+from pytest_aorta.verdict.noise import platform_priors
 from tests.unit.builders import launches_near, make_baseline, make_options, stored
 
 NODE = make_baseline().test
@@ -19,9 +21,10 @@ def baseline_of(p50: float, seed: int, count: int = 5, **changes) -> Baseline:
 
 def recorded(folder, new: Baseline, *, fresh: bool = False, defaults=None) -> NewBaseline:
     """Return a baseline that a test has merged with the stored one."""
-    options = make_options(baselines=folder, record=Recordings(replaces=fresh))
+    options = make_options(baselines=folder, record=Recording(replaces=fresh))
     old = read_baseline(folder, new.platform, new.case)
-    return Recording(new, {}, options, old, defaults or {}).merged(new)
+    priors = platform_priors(folder, new.platform, new.center_launches[0].device, new.case)
+    return merged_with(old, new, defaults or {}, {}, priors, options)
 
 
 def write(folder, *new: NewBaseline) -> tuple[list[str], bool]:

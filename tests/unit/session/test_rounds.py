@@ -9,7 +9,7 @@ from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, in_pairs, joined, settle, with_baseline, with_both
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Decided, Note, Open, ReferenceKind, VerdictReference, Verdicts
 from tests.unit.builders import (
@@ -116,6 +116,14 @@ def is_left_to_pairs(comparison: StoredComparison, first) -> bool:
 def test_metric_that_no_launch_could_decide_is_left_to_an_a_b(most, expected):
     few = make_baseline(launches=stored(*launches_near(10.0, 3, deviation=0.05, seed=2)))
     assert is_left_to_pairs(stored_comparison(most, few, TIMES), make_facts()) is expected
+
+
+def test_metric_of_a_workload_that_the_baseline_leaves_out_is_decided_by_an_a_b():
+    good, worse = (make_facts(metrics={"accuracy": value}) for value in (0.9, 0.5))
+    baseline = make_baseline(launches=stored(good), left_out={"accuracy": "too noisy"})
+    comparison = stored_comparison(3, baseline, parse_tolerances({"accuracy": "-5%"}, "here"))
+    verdicts = settle(with_both(comparison, worse, "main"), lambda side: worse if side is Side.CANDIDATE else good)
+    assert verdicts["accuracy"].outcome is Outcome.REGRESSION
 
 
 @pytest.mark.parametrize(("marked", "expected"), [(TIMES, True), ({}, False)])

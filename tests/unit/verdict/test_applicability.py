@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.trace.profiled_steps import Costs, CostsOfRanks
+from pytest_aorta.verdict.environment import TEST_HOOK_KEY, changed_settings, identity
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
-from pytest_aorta.verdict.rows import TEST_HOOK_KEY, changed_settings, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Reason
 from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stamp, stored, with_p50

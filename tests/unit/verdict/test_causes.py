@@ -143,7 +143,7 @@ def test_what_changes_within_launches_or_slows_them_is_noted(here, there, found)
 
 def canary_notes(launches, reference, side) -> list[str]:
     """Return the notes on the canary if a time is in question."""
-    found, _ = notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)
+    found = [note.text for note in notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)[0]]
     return [note for note in found if "speed check" in note]
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.applicability import choose_tolerances
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import default_variance, platform_priors, unresolved
-from pytest_aorta.verdict.rows import choose_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome, least_tolerance
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, ReferenceKind, Verdict

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.overlap import Part, break_down
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
-from tests.unit.builders import make_result, replace
+from tests.unit.builders import broken_rule, make_result, replace
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
 GATHER = "ncclDevKernel_AllGather_RING_LL"
@@ -60,7 +60,7 @@ def test_delay_on_one_rank_and_an_exposed_collective_are_told_apart():
 def test_waits_of_the_critical_rank_itself_count_as_its_exposed_communication():
     (step,) = USUAL
     waits = replace(step, compute_ms=step.compute_ms - 0.5, exposed_wait_ms=0.5)
-    assert waits.broken_rule() is None
+    assert broken_rule(waits) is None
     found = facts([[waits]], 10.0)
     assert found.breakdown_ms == parts(compute=7.5, straggler=0.0, exposed_comm=0.5, copy=1.0, idle=1.0)
 

@@ -31,7 +31,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     HeadStart,
     StepOverlap,
 )
-from tests.unit.builders import make_rank, replace
+from tests.unit.builders import broken_rule, make_rank, replace
 
 MS = 1_000_000
 LANES = ("compute", "copy", "wait", *Collective)
@@ -74,7 +74,7 @@ def test_wait_for_a_late_rank_is_neither_communication_nor_idle_time():
     capture = overlap_of(lanes, [(0, 10 * MS)])
     (step,) = capture.steps
     assert (step.comm_ms, step.exposed_comm_ms, step.exposed_wait_ms, step.idle_ms) == (2, 2, 1, 3)
-    assert step.broken_rule() is None
+    assert broken_rule(step) is None
     assert capture.timeline["wait"] == [[3, 6]]
 
 
@@ -122,30 +122,7 @@ drawn = st.dictionaries(st.sampled_from(LANES), st.lists(st.tuples(edges, edges)
 @given(drawn, st.lists(edges, min_size=2, max_size=5, unique=True).map(sorted))
 def test_every_measured_step_keeps_the_sum_rules(lanes, bounds):
     for step in overlap_of(lanes, list(pairwise(bounds))).steps:
-        assert step.broken_rule() is None
-
-
-GOOD = StepOverlap(10, 6, 5, 2, 1, 3, {"all_gather": CollectiveTime(3, 2), "reduce_scatter": CollectiveTime(3, 1)})
-
-
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"hidden_comm_ms": 5.1}, "hidden_comm_ms is more than comm_ms"),
-        ({"compute_ms": 2.9}, "hidden_comm_ms is more than compute_ms"),
-        ({"comm_ms": 11.0, "hidden_comm_ms": 6.0}, "comm_ms is more than step_ms"),
-        ({"idle_ms": 2.1}, "idle_ms are more than step_ms"),
-        ({"exposed_wait_ms": 1.1, "copy_ms": 0.0}, "idle_ms are more than step_ms"),
-        ({"copy_ms": 0.9}, "idle_ms are less than step_ms"),
-        ({"collectives": {"all_gather": CollectiveTime(3, 2)}}, "comm_ms is more than all its collectives"),
-        ({"collectives": {"other": CollectiveTime(5, 5.1)}}, "hidden_ms of other is more than its total_ms"),
-        ({"collectives": {"other": CollectiveTime(5.1, 3)}}, "other is more than comm_ms"),
-        ({"collectives": {"other": CollectiveTime(5, 3.1)}}, "hidden_ms of other is more than hidden_comm_ms"),
-    ],
-)
-def test_impossible_lengths_are_named(changes, rule):
-    assert GOOD.broken_rule() is None
-    assert replace(GOOD, **changes).broken_rule().endswith(rule)
+        assert broken_rule(step) is None
 
 
 def test_capture_is_added_to_a_result_beside_its_own_metrics():
@@ -178,6 +155,9 @@ def test_captures_of_some_steps_each_are_joined():
     assert found.kernels == {"gemm": FamilyTime(4.0, 2.0), "rare": FamilyTime(1.0, pytest.approx(1 / 3))}
     assert found.collectives == [gathers, exchanges]
     assert joined([two]) is two
+
+
+GOOD = StepOverlap(10, 6, 5, 2, 1, 3, {"all_gather": CollectiveTime(3, 2), "reduce_scatter": CollectiveTime(3, 1)})
 
 
 def test_size_that_one_capture_does_not_know_is_unknown():

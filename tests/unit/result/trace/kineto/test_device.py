@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.kineto import learn_step, overlap_of_device
 from pytest_aorta.result.trace.profiled_steps import waits_ms
+from tests.unit.builders import broken_rule
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
 ALL_GATHER, REDUCE_SCATTER = (
@@ -148,7 +149,7 @@ def test_communication_does_not_depend_on_how_early_a_rank_arrives():
     assert [entry.ms for entry in found[0].collectives] == [[0.022] * 4]
     # The wait for the first gather is hidden, that for the second is not.
     assert [round(one.exposed_wait_ms, 6) for one in found[0].steps] == [0.012, 0.012]
-    assert [one.broken_rule() for one in found[0].steps] == [None, None]
+    assert [broken_rule(one) for one in found[0].steps] == [None, None]
     assert found[1] == late
 
 
@@ -341,7 +342,7 @@ def test_lengths_of_any_kernels_on_any_streams_are_those_of_single_moments(kerne
         assert {kind: round(1000 * time.hidden_ms) for kind, time in step.collectives.items()} == {
             kind: len(part & compute) for kind, part in kinds.items() if part
         }
-        assert step.broken_rule() is None
+        assert broken_rule(step) is None
 
 
 def test_repeated_events_count_once_in_every_length():

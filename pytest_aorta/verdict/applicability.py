@@ -1,0 +1,165 @@
+"""Which metrics are compared, and why one can't be compared between two launches."""
+
+from collections.abc import Mapping, Sequence
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost
+from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
+from pytest_aorta.verdict.metrics import (
+    METRICS,
+    UNDECLARED,
+    Metric,
+    MetricKind,
+    Origin,
+    Tolerance,
+    format_value,
+    metric_of,
+    own_metrics,
+)
+from pytest_aorta.verdict.noise import BLOCK_GAP_S
+from pytest_aorta.verdict.verdicts import (
+    Reason,
+)
+
+# Metrics that a launch lacks if the trace of its profiled steps is too large.
+_OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
+# Costs that another version of torch changes, and the libraries whose versions count.
+_OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
+# What needs data or a clock that a simulated world lacks.
+NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC, MetricKind.OWN)
+
+
+def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
+    """Return the tolerances of the metrics to compare.
+
+    These are the metrics that a tolerance names, and the metrics with a default tolerance that any launch has. Other
+    metrics that the workload or script records are compared for presence if there is a launch to compare with. The
+    launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are
+    left.
+
+    Raises:
+        SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
+            simulated world has no cost.
+    """
+    chosen = {name: tolerance for name, tolerance in marked.items() if tolerance.origin is not Origin.NUMERICS}
+    num_steps = facts[0].num_steps
+    for name in marked:
+        if num_steps < (least := metric_of(name).min_steps):
+            raise SpecError(
+                f"tolerance of {name}: {num_steps} steps were measured, but {name} needs at least "
+                f"{least}; measure more steps, or use step_time_tail5"
+            )
+    for name, metric in METRICS.items():
+        has_it = any(metric.measure(launch) is not None or not_profiled(metric, launch) for launch in facts)
+        # Most costs are 0 on both sides.
+        if metric.cost is not None:
+            has_it = any(metric.measure(launch) for launch in facts)
+        # Times of operators on shared CPUs are compared on request only.
+        if metric.only_on_gpus and facts[0].device == "cpu":
+            continue
+        if name not in chosen and metric.default is not None and has_it:
+            chosen[name] = marked.get(name, metric.default)
+    if len(facts) > 1:
+        chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
+    left_out = NOT_SIMULATED if facts[0].simulated else ()
+    names = [*METRICS, *sorted(chosen.keys() - METRICS.keys())]
+    kept = {name: chosen[name] for name in names if name in chosen and metric_of(name).kind not in left_out}
+    if left_out and not kept:
+        raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
+    return kept
+
+
+def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> dict[str, Tolerance]:
+    """Return the metrics of :func:`choose_tolerances` that can be compared, if only with the same launch."""
+    return {
+        name: tolerance
+        for name, tolerance in choose_tolerances(marked, facts, *others).items()
+        if not_applicable(metric_of(name, tolerance.direction), tolerance, facts, facts) is None
+    }
+
+
+def known_to(
+    other: LaunchFacts,
+    tolerances: Mapping[str, Tolerance],
+    marked: Mapping[str, Tolerance],
+    *,
+    is_variant: bool = False,
+) -> dict[str, Tolerance]:
+    """Return tolerances without those of metrics that no marker names and that another side has no value of.
+
+    A baseline that is older than costs, or than a new metric, stays valid. Variants of a test have different costs and
+    memory on purpose.
+    """
+    lacks_costs = is_variant or not has_costs(other)
+
+    def is_lacking(metric: Metric) -> bool:
+        if metric.cost is not None:
+            return lacks_costs
+        return (metric.is_growth and is_variant) or (metric.is_new and metric.measure(other) is None)
+
+    return {name: found for name, found in tolerances.items() if name in marked or not is_lacking(metric_of(name))}
+
+
+def has_costs(facts: LaunchFacts) -> bool:
+    """Return whether the costs of a step were counted on every rank."""
+    return bool(facts.costs) and not any(group.costs.problem for group in facts.costs)
+
+
+def not_profiled(metric: Metric, facts: LaunchFacts) -> str | None:
+    """Return why profiled steps gave no value of a metric that can be compared, or None.
+
+    Either the trace of the steps was not read, or the launch has only the as-run value, measured without a head start,
+    with which the text then ends.
+    """
+    known = facts.description
+    if known.overlap_problem and metric.name in _OF_PROFILED_STEPS:
+        return known.overlap_problem
+    as_run = facts.metrics.get(metric.name + AS_RUN)
+    if as_run is None:
+        return None
+    reason = "the host was late in the profiled steps in spite of every head start"
+    if known.blocked_by:
+        reason = f"a step waits for the device in {known.blocked_by}, so the host cannot run ahead"
+    return f"{reason}; as run {format_value(as_run, metric.unit)}"
+
+
+def is_not_profiled_again(facts: LaunchFacts) -> bool:
+    """Return whether further launches of this code lack overlap too: its steps wait, or their trace is too large."""
+    return bool(facts.description.blocked_by or facts.description.overlap_problem)
+
+
+def not_applicable(
+    metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline"
+) -> tuple[Reason, str] | None:
+    """Return the general reason and the details if a metric can't be compared between two launches, or None.
+
+    The details call ``recorded`` by the word ``side``.
+    """
+    if tolerance.origin is Origin.UNDECLARED:
+        return Reason.UNDECLARED, f"e.g. tolerance({metric.name}='+5%') if lower is better"
+    if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
+        detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
+        return Reason.LAUNCHER, detail
+    if metric.kind is MetricKind.TIMING and facts.device == "cpu":
+        # A test without a tolerance marker for times does not lease the host exclusively.
+        if tolerance.origin is Origin.DEFAULT:
+            detail = "times of CPU ranks are compared only if a tolerance marker names the metric"
+            return Reason.UNMARKED_CPU_TIMES, detail
+        here, there = facts.provenance, recorded.provenance
+        if here.block != there.block or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
+            return Reason.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
+    if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):
+        return Reason.VERSIONS, other
+    if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
+        return None
+    if not (is_reproducible(facts) and is_reproducible(recorded)):
+        detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
+        return Reason.NOT_REPRODUCIBLE, detail
+    different = changes(facts, recorded).machine
+    return (Reason.ENVIRONMENT, different) if different else None
+
+
+def profiled(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
+    """Return the launches without those whose profiled steps gave no value of the metric."""
+    return [launch for launch in launches if not_profiled(metric, launch) is None]
