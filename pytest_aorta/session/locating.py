@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from pytest_aorta.common.errors import LaunchError, SpecError
 from pytest_aorta.plan.launch_plan import LaunchRequest
 from pytest_aorta.plan.reference import AnyReference
-from pytest_aorta.result.diagnosis import NOT_FINITE
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.series import first_other_weights
@@ -153,18 +152,18 @@ def locate_not_finite(
     launcher: Launcher, request: LaunchRequest, version: AnyReference | None, error: LaunchError
 ) -> list[str]:
     """Return lines on what wrote the first NaN of a failed launch, by launching again; none if this can't be found."""
-    found, spec = NOT_FINITE.search(str(error)), request.spec
-    if found is None:
+    step, spec = error.not_finite_step, request.spec
+    if step is None:
         return []
     if spec is not None and HASH_OPERATORS_STEP in spec.properties:
-        return [*_first_operator(launcher, request, version, int(found["step"]))]
+        return [*_first_operator(launcher, request, version, step)]
     if not (changes := every_step(request)):
         return []
     error_again, _ = _ended(launcher, replace(request, **changes), version)
     if error_again is None:
         return [f"launched once more, {_FINITE}"]
-    found = NOT_FINITE.search(str(error_again))
-    return [f"launched once more, with a look after every step: {found[0] if found else error_again}"]
+    headline = str(error_again).partition("\n")[0]
+    return [f"launched once more, with a look after every step: {headline}"]
 
 
 _FINITE = "all values are finite: launches of the same code differ"
