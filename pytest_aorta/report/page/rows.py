@@ -73,11 +73,6 @@ def compared(case: Case) -> list[Verdict]:
     return sorted((row for row in case.verdicts if row.outcome is not Outcome.NOT_APPLICABLE), key=_severity)
 
 
-def not_applicable(case: Case) -> list[Verdict]:
-    """Return the verdicts of the metrics that were measured and not compared."""
-    return [row for row in case.verdicts if row.outcome is Outcome.NOT_APPLICABLE]
-
-
 @dataclass(frozen=True)
 class Finding:
     """An entry at the top of the page: a finding, its causes, and the wait for each rank where one is late.
@@ -160,28 +155,14 @@ def compared_with(verdict: Verdict) -> str:
     return f"stored baseline\N{NO-BREAK SPACE}{reference.revision}"
 
 
-def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:
-    """Return the time, host and version of both sides' measurements, over all tests: side -> label -> value.
-
-    If no launch left a result, only the version and the command are known.
-    """
-    if report.run and not report.has_result:
-        return {report.candidate: dict(report.run)}
-    cases = report.cases
-    names = {case.reference_name for case in cases if case.reference}
-    name = names.pop() if len(names) == 1 else AB_REFERENCE
-    candidates, references = ([launch.facts for case in cases for launch in getattr(case, side)] for side in Side)
-    return _provenance({report.candidate: candidates, name: references})
-
-
-def provenance_of_case(case: Case, candidate: str) -> dict[str, dict[str, str]]:
-    """Return the time, host and version of the launches of each side of a case."""
-    stored = case.baseline.center_launches if case.baseline else ()
-    candidates, references = ([launch.facts for launch in getattr(case, side)] for side in Side)
-    return _provenance({candidate: candidates, case.reference_name: references, case.baseline_name: stored})
-
-
-def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> dict[str, dict[str, str]]:
+def provenance(cases: Sequence[Case], candidate: str, *, has_baseline: bool = True) -> dict[str, dict[str, str]]:
+    """Return the time, host and version of the launches of each side of some cases: side -> label -> value."""
+    sides: dict[str, list[LaunchFacts]] = {candidate: []}
+    for case in cases:
+        sides[candidate] += [launch.facts for launch in case.candidate]
+        sides.setdefault(case.reference_name, []).extend(launch.facts for launch in case.reference)
+        if has_baseline and case.baseline:
+            sides[case.baseline_name] = [*case.baseline.center_launches]
     return {
         name: {label: _joined(label, values) for label, values in provenance_values(launches).items()}
         for name, launches in sides.items()

@@ -525,7 +525,7 @@ class CostsOfRanks(Model, frozen=True):
     costs: Costs
 
 
-def distinct(costs: Sequence[Costs | None], numbers: Sequence[int]) -> list[CostsOfRanks]:
+def distinct_costs(costs: Sequence[Costs | None], numbers: Sequence[int]) -> list[CostsOfRanks]:
     """Return the distinct costs among those of ranks, without names of groups; empty if a rank has none.
 
     ``numbers`` are the ranks that ``costs`` belong to.

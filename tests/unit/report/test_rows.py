@@ -9,8 +9,7 @@ from pytest_aorta.report.page.rows import (
     findings,
     largest_change,
     notable,
-    provenance_of_case,
-    provenance_of_report,
+    provenance,
     unremarkable,
 )
 from pytest_aorta.session.record import Comparison
@@ -21,7 +20,6 @@ from tests.unit.builders import (
     make_baseline,
     make_facts,
     make_provenance,
-    make_report,
     make_result,
     make_test,
     make_verdict,
@@ -106,7 +104,7 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
     )
     reference = measured(commit="beef" * 10, branch=None, dirty=False)
     case = Case("c", (), launches, (reference,), make_baseline(), "A/B reference main")
-    table = provenance_of_case(case, "candidate")
+    table = provenance([case], "candidate")
     assert list(table) == ["candidate", "A/B reference main", "stored baseline\xa01"]
     candidate = table["candidate"]
     assert tuple(candidate) == ("commit", "branch", "measured", "device", "torch", "command")
@@ -115,7 +113,4 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
     assert (candidate["branch"], candidate["command"]) == ("main", "pytest -k 'a b'")
     reference_shown = table["A/B reference main"]
     assert (reference_shown["commit"], reference_shown["branch"]) == ("beefbeefbeef", "none (detached head)")
-    assert list(provenance_of_report(make_report(make_test("a::b", "passed", case)))) == [
-        "candidate",
-        "A/B reference main",
-    ]
+    assert list(provenance([case], "candidate", has_baseline=False)) == ["candidate", "A/B reference main"]
