@@ -15,6 +15,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.evidence import (
+    FirstNotFinite,
     RankEvidence,
     different_collectives,
     first_missed,
@@ -42,8 +43,6 @@ _PEER_ERROR = re.compile(
     r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET",
     re.IGNORECASE,
 )
-# The error of a rank whose losses, gradient norms or parameters became NaN or infinite in a step, or after it.
-NOT_FINITE = re.compile(r"NotFinite: .*? first (?P<when>in|after) (?:(?:measured|training) )?step (?P<step>\d+)\b.*")
 # Errors of a rank whose peer did not answer in time. If this rank then ends, its peers lose their connections.
 _PEER_LATE = re.compile(
     r"timed out waiting \d+ ?ms for (recv|send)|wait timeout( after \d+ ?ms, keys|$)|timeout waiting for key: ",
@@ -85,12 +84,14 @@ class LaunchFailure:
         headline: a line with the kind and the rank.
         details: lines of evidence.
         rank: the rank that failed first; None if no rank failed.
+        not_finite: the place of its first value that was NaN or infinite; None without one.
     """
 
     kind: FailureKind
     headline: str
     details: Sequence[str] = ()
     rank: int | None = None
+    not_finite: FirstNotFinite | None = None
 
     @property
     def text(self) -> str:
@@ -315,9 +316,9 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
             return _RankFailure(_stage(error.after), error.time_ns, FailureKind.EXIT_CODE, text, rank)
         kind = FailureKind.OUT_OF_MEMORY if "OutOfMemory" in error.type else FailureKind.RANK_EXCEPTION
         message = f"{error.type}: {error.message}".removesuffix(": ")
-        found = NOT_FINITE.match(message)
         # A rank finds such a value when its script has ended, so the times of the errors tell nothing.
-        order = 2 * int(found["step"]) + (found["when"] == "after") if found else error.time_ns
+        first = error.not_finite
+        order = 2 * first.step + first.is_after if first else error.time_ns
         return _RankFailure(_stage(error.message), order, kind, message, rank)
     if (code := rank.exit_code) is None:
         return None
@@ -371,7 +372,8 @@ def _first_failure(launch: _Launch) -> LaunchFailure:
         details.append(f"  then {_names(stopped)}: stopped{_in_steps(stopped)}")
     before = f"{_ended(done, '')}, and then rank {rank.rank} failed" if done else f"rank {rank.rank} failed first"
     origin = min(done, key=lambda other: other.steps) if done else rank
-    return LaunchFailure(first.kind, f"{before}: {headline[:_HEADLINE]}", details, origin.rank)
+    not_finite = rank.error.not_finite if rank.error else None
+    return LaunchFailure(first.kind, f"{before}: {headline[:_HEADLINE]}", details, origin.rank, not_finite)
 
 
 def _elsewhere(first: RankEvidence, others: Sequence[RankEvidence]) -> list[RankEvidence]:
@@ -421,7 +423,7 @@ def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure 
         if failure.message == first.message:
             return "the same error"
         is_alike = _NUMBER.sub("0", failure.message) == _NUMBER.sub("0", first.message)
-        if is_alike and not NOT_FINITE.match(failure.message):
+        if is_alike and not failure.evidence.error.not_finite:
             return "the same error with other numbers"
     if first is not None and first.is_victim:
         return ""
