@@ -118,18 +118,16 @@ def case_suffix(environment: Mapping[str, str]) -> str:
     return f"[{pairs}]" if pairs else ""
 
 
-_Properties = dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]]
-_Presets = dict[str, dict[str, dict[str, Any]]]
-
-
 class SharedKeys(Model, frozen=True):
     """The content of a file that several workloads extend; attributes as in :class:`Declaration`."""
 
-    properties: _Properties = field(default_factory=dict, name="config")
-    presets: _Presets = field(default_factory=dict)
+    properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
+        default_factory=dict, name="config"
+    )
+    presets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
-class Declaration(Model, frozen=True):
+class Declaration(SharedKeys, frozen=True, kw_only=True):
     """The content of a workload's ``default.yaml``.
 
     Attributes:
@@ -152,8 +150,6 @@ class Declaration(Model, frozen=True):
     preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
     collective_timing: bool = True
     extends: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_]+\.yaml)?$")] = ""
-    properties: _Properties = field(default_factory=dict, name="config")
-    presets: _Presets = field(default_factory=dict)
 
 
 class WorkloadSpec(Declaration, frozen=True, kw_only=True):
@@ -325,7 +321,7 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
 
 
 def _check_defaults(spec: WorkloadSpec) -> None:
-    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
+    from jsonschema import Draft202012Validator
 
     standard = Draft202012Validator(
         Draft202012Validator.META_SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER

@@ -53,8 +53,8 @@ class WorkloadRunner(DistributedWorld):
             BaselineError: The baseline can't be read, or the launches can't be added to it.
             WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
             SpecError: An argument is not allowed, a marker was added after the world was made, or as in
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+                :meth:`~pytest_aorta.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.DistributedWorld.again`.
         """
         check_result("check", result)
         label = passed(result).workload if label is None else label
@@ -96,8 +96,8 @@ class WorkloadRunner(DistributedWorld):
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
             SpecError: An argument or a config is not allowed, or a search for a commit runs the test.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.run` and
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.DistributedWorld.run` and
+                :meth:`~pytest_aorta.DistributedWorld.again`.
         """
         case, chosen = self._case("compare", label, steps), None if metrics is None else [*metrics]
         if steps is None and chosen is not None:
