@@ -12,7 +12,8 @@ nitpick_ignore = [
     ("py:class", name)
     for name in (
         "pytest_aorta.plan.accelerators.Reading",
-        "pytest_aorta.plan.launch_plan.ScriptSettings",
+        "pytest_aorta.plan.launch_plan.StepRecording",
+        "pytest_aorta.result.outcome.EndReason",
         "pytest_aorta.result.series.LocalWeights",
         "pytest_aorta.plan.device_kind.Backend",
         "pytest_aorta.plan.device_kind.DeviceKind",

@@ -218,7 +218,7 @@ def schemas() -> str:
 # The structs whose keys are listed, by file; the schema files describe those of the others.
 _SHOWN = {
     "workload_result": ("WorkloadResult",),
-    "baseline": ("Baseline", "StoredLaunch", "LaunchFacts", "LaunchDescription", "Provenance"),
+    "baseline": ("Baseline", "StoredLaunch", "LaunchFacts", "LaunchDescription"),
     "history": ("HistoryEntry", "Comparison", "Verdict"),
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import all_suffixes
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
@@ -45,6 +45,11 @@ class Pair:
     one: Launched
     other: Launched
     varies: str
+
+    @property
+    def repeats(self) -> bool:
+        """Whether weights were recorded, and were the same."""
+        return not self.varies and isinstance(self.one, WorkloadResult) and bool(self.one.weight_hashes)
 
     def results(self) -> list[WorkloadResult]:
         """Return the results of both launches.
@@ -147,7 +152,7 @@ class Trial:
         uses = self._watch.uses[begun:]
         written = [name for use in uses for name in use.written]
         carried = written if pair.varies else [name for name in written if any(name in use.read for use in uses)]
-        if not isinstance(pair.one, AortaError) and pair.varies != _NO_WEIGHTS and carried and not fresh:
+        if not isinstance(pair.one, AortaError) and (pair.varies or pair.repeats) and carried and not fresh:
             own = sorted(outermost(carried, self._watch.before))
             copies = self._twice(settings | {"fresh": own})
             # A file that is written and read within each launch needs no copy.
@@ -155,14 +160,13 @@ class Trial:
                 resumed = f"; else {pair.varies}" if pair.varies and not copies.varies else ""
                 self.notes.append(_copied(own) + resumed)
                 pair = copies
-        if pair.varies == _NO_WEIGHTS:
-            self.notes.append(f"weights are not compared: {pair.varies}")
-            return Pair({**pair.settings, "record": {}}, pair.one, pair.other, pair.varies)
-        if isinstance(pair.one, AortaError):
-            return pair
-        if pair.varies:
+        if pair.repeats:
+            self.notes.append("weights are compared bit by bit: two launches computed the same")
+        elif not pair.varies:
+            self.notes.append(f"weights are not compared: {_NO_WEIGHTS}")
+            return replace(pair, settings={**pair.settings, "record": {}})
+        elif not isinstance(pair.one, AortaError):
             return self._made_deterministic(pair)
-        self.notes.append("weights are compared bit by bit: two launches computed the same")
         return pair
 
     def _without(self, fresh: list[str], pair: Pair) -> tuple[list[str], list[str]]:
@@ -172,11 +176,9 @@ class Trial:
         """
         read = {name: None for use in self._watch.uses[-2:] for name in use.read}
         groups, notes = outermost(read, self._watch.known), []
-        repeats = pair.varies in ("", _NO_WEIGHTS)
         for name in groups[:_MOST_TRIALS]:
             without = self._launched({**pair.settings, "fresh": [*fresh, name]})
-            differs = _varies(pair.one, without, in_bits=repeats)
-            if differs in ("", _NO_WEIGHTS):
+            if not (differs := _varies(pair.one, without, in_bits=not pair.varies)):
                 continue
             is_written = any(PurePath(path).is_relative_to(name) for path in self._watch.uses[-1].written)
             if is_written and not isinstance(without, AortaError):
@@ -191,14 +193,15 @@ class Trial:
     def _made_deterministic(self, pair: Pair) -> Pair:
         """Return two launches with seeds, or without weights if launches still differ."""
         seeded = self._twice({**pair.settings, "record": {"hash_weights": True, "deterministic": True}})
-        if not seeded.varies:
+        if seeded.repeats:
             self.notes.append(
                 "the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because "
                 f"without them {pair.varies}"
             )
             return seeded
         self.notes.append(
-            f"weights are not compared: {pair.varies}; with seeds and deterministic algorithms: {seeded.varies}"
+            f"weights are not compared: {pair.varies}; with seeds and deterministic algorithms: "
+            f"{seeded.varies or _NO_WEIGHTS}"
         )
         return self._twice({**pair.settings, "record": {}})
 
@@ -232,7 +235,7 @@ def _varies(one: Launched, other: Launched, *, in_bits: bool = True) -> str:
     last = max(map(int, one.weight_hashes), default=one.total_iterations)
     first = first_difference(one, other, last, ["loss", "grad_norm", "weight_hash"])
     if first is None:
-        return "" if one.weight_hashes else _NO_WEIGHTS
+        return ""
     if found := first_other_weights(one.facts.series, other.facts.series):
         return f"in two launches {found}"
     located = locate_first(one, other, first, (), None, lambda _: None)

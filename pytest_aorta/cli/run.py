@@ -122,13 +122,9 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)
         lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")
-    if result.loss:
-        lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
-    for series in facts.series:
-        if curve := [*series.loss[0].values()] if series.loss else []:
-            lines.append(
-                f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} in the last"
-            )
+    curves = {"loss": result.loss}
+    curves |= {f"loss of {each.name} on rank 0": [*each.loss[0].values()] for each in facts.series if each.loss}
+    lines += [f"{name}: {of[0]:.6g} in the first step, {of[-1]:.6g} in the last" for name, of in curves.items() if of]
     return lines + _failure_lines(result)
 
 

@@ -39,13 +39,22 @@ class LaunchError(AortaError):
         kind: Class of the failure.
         rank: The rank that failed first; None if unknown.
         run_dir: The folder of a launch that ran; None if unknown.
+        not_finite_step: The step in or after which a value was NaN or infinite first; None without one.
     """
 
-    def __init__(self, message: str, kind: str = "start", rank: int | None = None, run_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        kind: str = "start",
+        rank: int | None = None,
+        run_dir: Path | None = None,
+        not_finite_step: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.rank = rank
         self.run_dir = run_dir
+        self.not_finite_step = not_finite_step
 
 
 class ResultError(AortaError):

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby
 
 _UNLIMITED = 1 << 20
 _MIN_FLEXIBLE = 16
@@ -171,26 +172,23 @@ def traceback_lines(text: str, error_type: str, message: str, limit: int, file: 
     return _without_middle(lines, limit, file)
 
 
-def _shown(frame: re.Match[str], is_kept: bool) -> str:
-    """Return a frame of a traceback, or a NUL in place of each of its lines."""
-    return frame[0] if is_kept else "\0\n" * frame[0].count("\n")
-
-
 def _without_middle(lines: Sequence[str], limit: int, file: str) -> list[str]:
     if len(lines) <= limit:
         return list(lines)
-    text = "".join(f"{line}\n" for line in lines)
+    # A block is a frame, or a line that is not indented with what follows it.
+    blocks = [block.splitlines() for block in re.split(r'(?m)^(?=  File "|\S)', "\n".join(lines))]
+    frames = [number for number, block in enumerate(blocks) if block and block[0].startswith('  File "')]
     # Two frames of a library show which of its functions failed and which one called it.
-    inner = [frame.start() for frame in _FRAME.finditer(text)][-2:]
-    text = _FRAME.sub(lambda frame: _shown(frame, frame.start() in inner or not is_library(frame["file"])), text)
-    note = "  ... {} lines left out, see " + file
-    shown = re.sub("(?:\0\n)+", lambda found: note.format(len(found[0]) // 2) + "\n", text).splitlines()
-    if len(shown) <= limit:
-        return shown
-    places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
-    head = max((place for place in places if place <= limit // 3), default=limit // 3)
-    tail = min((place for place in places if place >= len(lines) - 2 * limit // 3), default=len(lines) - limit // 2)
-    return [*lines[:head], f"  ... {tail - head} lines left out, see {file}", *lines[tail:]]
+    left_out = {number for number in frames[:-2] if is_library(blocks[number][0].split('"')[1])}
+    if len(lines) - sum(len(blocks[number]) for number in left_out) >= limit:
+        ends = enumerate(accumulate(map(len, blocks)))
+        tail = len(lines) - 2 * limit // 3
+        left_out = {number for number, end in ends if end > limit // 3 and end - len(blocks[number]) < tail}
+    shown: list[str] = []
+    for is_left_out, numbers in groupby(range(len(blocks)), left_out.__contains__):
+        rows = [row for number in numbers for row in blocks[number]]
+        shown += [f"  ... {len(rows)} lines left out, see {file}"] if is_left_out else rows
+    return shown
 
 
 def distinct(names: Iterable[str], mark: str) -> list[str]:

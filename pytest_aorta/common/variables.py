@@ -9,18 +9,11 @@ LAUNCH_ID = "AORTA_LAUNCH_ID"  # for every process of a launch, to find leftover
 AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; forked ranks read their parent's id
 STORE = "AORTA_STORE"  # by the torchrun agent for its ranks: the file through which they meet, in the agent's memory
 GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, whose parent may be a profiler
-PROFILER = "AORTA_PROFILER"
-PROFILER_SCHEDULE = "AORTA_PROFILER_SCHEDULE"  # as text, for ranks under torch's profiler
-LOCATES_COSTS = "AORTA_LOCATES_COSTS"  # for ranks that name the lines and modules of a step's costs
 LATE_PATH = "AORTA_LATE_PATH"
-DEVICE = "AORTA_DEVICE"
-SIMULATED = "AORTA_SIMULATED"  # size of a simulated world and the ranks to simulate, e.g. 1024:0,512
+DEVICE = "AORTA_DEVICE"  # kind of device, for scripts too
 PLANT = "AORTA_PLANT"  # a fault for the ranks, as JSON, by `aorta selftest`
-COLLECTIVE_TIMEOUT_S = "AORTA_COLLECTIVE_TIMEOUT_S"
-PROGRESS_FILE = "AORTA_PROGRESS_FILE"
 RUN_DIR = "AORTA_RUN_DIR"  # for a command that starts its own ranks: the run folder
-OWN_RANKS = "AORTA_OWN_RANKS"  # for such a command: the number of ranks that the test expects
-RANK_FOLDER = "AORTA_RANK_FOLDER"
+RANK_FOLDER = "AORTA_RANK_FOLDER"  # by a rank for itself and its children; the run folder above it has the plan
 
 # What only we set: a launch inside a launch must not inherit these from the launch around it.
 INTERNAL = {value for name, value in vars().copy().items() if name.isupper()} - {NODE_RANK, LEASE_DIR, PLANT}

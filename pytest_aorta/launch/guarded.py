@@ -46,8 +46,6 @@ _SCRUBBED = {
 }  # fmt: skip
 # Enough records for a few hundred steps of a dozen layers.
 _FLIGHT_RECORDS = "20000"
-# Collectives time out before the launch does, so that the flight recorder can be dumped.
-_COLLECTIVE_FRACTION = 0.8
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
 RANK_MODULE = "pytest_aorta.launch.process.rank"
 STARTUP = PACKAGE_ROOT / "launch" / "process" / "startup"
@@ -135,15 +133,6 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept |= plan.config.get(ENVIRONMENT_KEY, {})
     show_devices(plan.world.devices, kept)
     kept[variables.DEVICE] = plan.world.device
-    kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
-    simulated = f"{plan.world.size}:{','.join(map(str, plan.world.simulated))}"
-    given = {
-        variables.SIMULATED: simulated if plan.world.simulated else None,
-        variables.PROFILER: plan.profiler,
-        variables.PROFILER_SCHEDULE: plan.profiler_schedule,
-        variables.LOCATES_COSTS: "1" if plan.locates_costs else None,
-    }
-    kept |= {name: str(value) for name, value in given.items() if value is not None}
     # torchrun would set the variable with a warning; measured times depend on its value.
     kept.setdefault("OMP_NUM_THREADS", "1")
     if plan.world.device == DeviceKind.CPU and plan.compares_bits:
@@ -160,8 +149,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
-        # The time that each rank spends in its collectives identifies the straggler. NCCL records two events for each.
-        if plan.world.size > 1 and (plan.spec is None or plan.spec.collective_timing):
+        if plan.times_collectives:  # NCCL records two events for each
             kept.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     else:
         # gloo records when each rank arrives at its collectives, which identifies the straggler.
@@ -171,7 +159,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept["PATH"] = _search_path(python_command(plan)[0], kept)
         # Each program of the command imports sitecustomize from there, and the ranks among them report.
         kept["PYTHONPATH"] = ":".join(filter(None, [str(STARTUP), kept.get("PYTHONPATH")]))
-        kept |= {variables.RUN_DIR: str(plan.run_dir), variables.OWN_RANKS: str(plan.world.size)}
+        kept[variables.RUN_DIR] = str(plan.run_dir)
     return kept
 
 

@@ -172,7 +172,7 @@ class _Nvidia:
 
     def devices(self, environ: Mapping[str, str]) -> list[Device] | None:
         """Return the visible GPUs; None without an NVIDIA driver."""
-        import pynvml  # imported only when devices are needed
+        import pynvml
 
         try:
             pynvml.nvmlInit()
@@ -211,7 +211,7 @@ class _NvidiaSensors:
     """Sensors read by NVML; a MIG device has the readings of its GPU."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        import pynvml  # imported only when devices are read
+        import pynvml
 
         self._nvml: Any = pynvml
         self._reasons = {name: getattr(pynvml, constant) for name, constant in _NVML_REASONS.items()}

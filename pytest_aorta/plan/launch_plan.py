@@ -140,6 +140,11 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
 
     @property
+    def collective_timeout_s(self) -> float:
+        """The time limit of a collective, which ends before the launch does, so that its record can be written."""
+        return 0.8 * self.timeout_s
+
+    @property
     def folder(self) -> Path:
         """The working folder of the ranks."""
         return self.copy or self.cwd
@@ -161,6 +166,13 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
         The pins make the steps of some scripts half as long again.
         """
         return self.record is None or self.record.hash_weights
+
+    @property
+    def times_collectives(self) -> bool:
+        """Return whether NCCL times each collective, which names late ranks; a launch that locates names none."""
+        is_declined = self.spec is not None and not self.spec.collective_timing
+        is_locating = self.locates_costs or (self.record is not None and self.record.hash_every_step)
+        return self.world.device == "cuda" and self.world.size > 1 and not (is_declined or is_locating)
 
     @property
     def own_config(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
@@ -388,25 +389,27 @@ def check_reference(name: str, rootdir: Path) -> None:
             raise SpecError(f"there is no program {python}")
 
 
+@dataclass(frozen=True)
 class References:
     """The A/B references of a session, each opened at its first use.
 
-    Args:
+    Attributes:
         name: The reference that ``--aorta-ab`` names; None if there is none.
         rootdir: pytest's root folder.
         say: As in :func:`open_worktree`.
         setup: As in :func:`open_worktree`.
     """
 
-    def __init__(
-        self, name: str | None, rootdir: Path, say: Callable[[str], None], setup: Sequence[Sequence[str]] = ()
-    ) -> None:
-        self._name = name
-        self._rootdir = rootdir
-        self._say = say
-        self._setup = setup
-        self._commits: dict[str, CommitReference] = {}
-        self._environment: EnvironmentReference | None = None
+    name: str | None
+    rootdir: Path
+    say: Callable[[str], None]
+    setup: Sequence[Sequence[str]] = ()
+    _commits: dict[str, CommitReference] = field(default_factory=dict)
+
+    @cached_property
+    def _environment(self) -> EnvironmentReference:
+        python = _interpreter(str(self.name), self.rootdir)
+        return EnvironmentReference(str(self.name), python, self.rootdir, _probe(python))
 
     def open(self) -> AnyReference:
         """Return the A/B reference that ``--aorta-ab`` names.
@@ -414,14 +417,11 @@ class References:
         Raises:
             SpecError: The option is not given, or its reference can't be used.
         """
-        if self._name is None:
+        if self.name is None:
             raise SpecError("no A/B reference to launch; name one with --aorta-ab=REF")
-        with raised_as(SpecError, f"--aorta-ab={self._name}: ", SpecError):
-            if not self._name.startswith(PYTHON_PREFIX):
-                return self.commit(commit_of(self._rootdir, self._name), self._name)
-            if self._environment is None:
-                python = _interpreter(self._name, self._rootdir)
-                self._environment = EnvironmentReference(self._name, python, self._rootdir, _probe(python))
+        with raised_as(SpecError, f"--aorta-ab={self.name}: ", SpecError):
+            if not self.name.startswith(PYTHON_PREFIX):
+                return self.commit(commit_of(self.rootdir, self.name), self.name)
             return self._environment
 
     def commit(self, commit: str, name: str) -> CommitReference:
@@ -432,8 +432,8 @@ class References:
                 there.
         """
         if commit not in self._commits:
-            worktree = open_worktree(self._rootdir, commit, self._say, self._setup)
-            root = worktree.tree / self._rootdir.resolve().relative_to(worktree.checkout)
+            worktree = open_worktree(self.rootdir, commit, self.say, self.setup)
+            root = worktree.tree / self.rootdir.resolve().relative_to(worktree.checkout)
             if not root.is_dir():
                 raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
             # Ranks run this very package, even if the repository contains a version of it. Ranks of another session

@@ -118,18 +118,16 @@ def case_suffix(environment: Mapping[str, str]) -> str:
     return f"[{pairs}]" if pairs else ""
 
 
-_Properties = dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]]
-_Presets = dict[str, dict[str, dict[str, Any]]]
-
-
 class SharedKeys(Model, frozen=True):
     """The content of a file that several workloads extend; attributes as in :class:`Declaration`."""
 
-    properties: _Properties = field(default_factory=dict, name="config")
-    presets: _Presets = field(default_factory=dict)
+    properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
+        default_factory=dict, name="config"
+    )
+    presets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
-class Declaration(Model, frozen=True):
+class Declaration(SharedKeys, frozen=True, kw_only=True):
     """The content of a workload's ``default.yaml``.
 
     Attributes:
@@ -152,8 +150,6 @@ class Declaration(Model, frozen=True):
     preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
     collective_timing: bool = True
     extends: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_]+\.yaml)?$")] = ""
-    properties: _Properties = field(default_factory=dict, name="config")
-    presets: _Presets = field(default_factory=dict)
 
 
 class WorkloadSpec(Declaration, frozen=True, kw_only=True):
@@ -196,7 +192,7 @@ class WorkloadSpec(Declaration, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkloadPlace:
     """The location of a workload.
 
     Attributes:
@@ -237,15 +233,15 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     return read_workload(name, place.folder, place.module)
 
 
-def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
+def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[WorkloadPlace]]:
     """Return the places of each workload, by name; several places if workloads have the same name.
 
     A workload of another distribution has its qualified name, and the plain one too unless a workload of this package
     or of the user has that.
     """
-    own: dict[str, list[Place]] = {}
-    others: dict[str, list[Place]] = {}
-    qualified: dict[str, list[Place]] = {}
+    own: dict[str, list[WorkloadPlace]] = {}
+    others: dict[str, list[WorkloadPlace]] = {}
+    qualified: dict[str, list[WorkloadPlace]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         place = _place(point)
         if place.qualified:
@@ -256,11 +252,11 @@ def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
     for folder in own_dirs:
         for yaml in sorted(folder.glob(f"*/{YAML_NAME}")):
             if yaml.parent.resolve() not in known:
-                own.setdefault(yaml.parent.name, []).append(Place(yaml.parent, None))
+                own.setdefault(yaml.parent.name, []).append(WorkloadPlace(yaml.parent, None))
     return qualified | others | own
 
 
-def _place(point: EntryPoint) -> Place:
+def _place(point: EntryPoint) -> WorkloadPlace:
     """Return the place that an entry point names, without running the package's code."""
     # The syntax allows spaces, and the name of an extra, which decides nothing.
     value = re.sub(r"\s|\[.*", "", point.value)
@@ -269,7 +265,7 @@ def _place(point: EntryPoint) -> Place:
     if colon:
         folder = (folder or _module_folder(module)) if name.isidentifier() else None
     distribution = point.dist.name if point.dist else ""
-    return Place(folder, value, "" if distribution == _DISTRIBUTION else f"{distribution}:{point.name}")
+    return WorkloadPlace(folder, value, "" if distribution == _DISTRIBUTION else f"{distribution}:{point.name}")
 
 
 def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
@@ -325,7 +321,7 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
 
 
 def _check_defaults(spec: WorkloadSpec) -> None:
-    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
+    from jsonschema import Draft202012Validator
 
     standard = Draft202012Validator(
         Draft202012Validator.META_SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER

@@ -24,7 +24,7 @@ from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
 from pytest_aorta.plan.world import resolve_world
-from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
+from pytest_aorta.plugin.markers import can_launch, check_unchanged, read_spec
 from pytest_aorta.plugin.run import Run, record_of
 from pytest_aorta.session.launcher import TestSpec
 from pytest_aorta.session.record import RunningTest, properties
@@ -43,11 +43,11 @@ class LaunchingTest(RunningTest):
 
     spec: TestSpec
 
-    def __init__(self, item: pytest.Item, options: Options, *, can_launch: bool) -> None:
+    def __init__(self, item: pytest.Item, options: Options) -> None:
         former = item.stash.get(TEST, None)
         # pytest-rerunfailures counts attempts across all xdist workers.
         attempt = getattr(item, "execution_count", former.record.attempt + 1 if former else 1)
-        super().__init__(item.stash.setdefault(NODE_ID, _full_id(item)), attempt, can_launch=can_launch)
+        super().__init__(item.stash.setdefault(NODE_ID, _full_id(item)), attempt, can_launch=can_launch(item))
         self._item = item
         self._options = options
 
@@ -72,31 +72,20 @@ class LaunchingTests:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.hiding: pytest.Item | None = None
 
-    def collect(self, items: Sequence[pytest.Item], hiding: pytest.Item | None) -> None:
-        """Keep the node ids of collected tests, and a test whose fixture ``workload`` hides that of this plugin.
-
-        The node id is kept now, because xdist's loadgroup mode later appends the group to it.
-        """
+    def collect(self, items: Sequence[pytest.Item]) -> None:
+        """Keep the node ids of collected tests now, because xdist's loadgroup mode later appends the group to them."""
         for item in items:
             item.stash[NODE_ID] = _full_id(item)
             self.run.collected.add(item.stash[NODE_ID])
-        self.hiding = hiding
-
-    def pytest_report_header(self, config: pytest.Config) -> list[str]:
-        """Return the line about devices in a controller of xdist, which collects no tests."""
-        return self._header([]) if config.getoption("dist", "no") != "no" else []
 
     def pytest_report_collectionfinish(self, config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
         """Return one line about devices, torch, platform and baselines if a test can launch."""
-        launching = [item for item in items if FIXTURE in getattr(item, "fixturenames", ())]
-        is_wanted = launching and config.option.verbose >= 0 and not config.option.collectonly
-        return self._header(launching) if is_wanted else []
-
-    def _header(self, items: Sequence[pytest.Item]) -> list[str]:
+        launching = [*filter(can_launch, items)]
+        if not launching or config.option.verbose < 0 or config.option.collectonly:
+            return []
         try:
-            return [header(self.run.options, self.run.devices, self._platforms(items))]
+            return [header(self.run.options, self.run.devices, self._platforms(launching))]
         except AortaError as error:  # each test that needs devices fails with this error
             return [f"aorta: {error}"]
 
@@ -120,15 +109,11 @@ class LaunchingTests:
 
         A test without a fixture that launches gets its record when it asks for such a fixture by name.
         """
-        can_launch = FIXTURE in getattr(item, "fixturenames", ())
-        if can_launch or TEST in item.stash:
-            self._add_test(item, can_launch=can_launch)
-        if item is self.hiding:
-            text = "a fixture named workload hides that of pytest-aorta: this test launches and compares nothing, "
-            item.warn(pytest.PytestWarning(text + "and its markers are not checked; rename the fixture"))
+        if can_launch(item) or TEST in item.stash:
+            self._add_test(item)
 
-    def _add_test(self, item: pytest.Item, *, can_launch: bool) -> None:
-        item.stash[TEST] = LaunchingTest(item, self.run.options, can_launch=can_launch)
+    def _add_test(self, item: pytest.Item) -> None:
+        item.stash[TEST] = LaunchingTest(item, self.run.options)
         item.stash[SENT] = ""
 
     def world(self, request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
@@ -139,7 +124,7 @@ class LaunchingTests:
         __tracebackhide__ = True
         item = request.node
         if TEST not in item.stash:
-            self._add_test(item, can_launch=False)
+            self._add_test(item)
         test = item.stash[TEST]
         # Hooks and other fixtures may have added markers since collection.
         spec = test.spec = read_spec(item)

@@ -15,7 +15,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.plan.options import OPTIONS, Option, Options, check_profiler, make_options
 from pytest_aorta.plugin import newhooks
-from pytest_aorta.plugin.markers import FIXTURE, MARKERS
+from pytest_aorta.plugin.markers import MARKERS, can_launch
 from pytest_aorta.plugin.run import Run
 
 if TYPE_CHECKING:
@@ -155,13 +155,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Register the hooks of a run whose tests can launch, after collection, before xdist changes node ids."""
     if _is_given(config, _SHOWING):
         return
-    names = [getattr(item, "fixturenames", ()) for item in items]
-    hidden = [item for item, used in zip(items, names, strict=True) if "workload" in used and FIXTURE not in used]
-    hiding = next((item for item in hidden if any(item.get_closest_marker(name) for name in MARKERS)), None)
-    if hiding is not None or any(FIXTURE in used for used in names):
+    if any(map(can_launch, items)):
         _use(config)
     if TESTS in config.stash:
-        config.stash[TESTS].collect(items, hiding)
+        config.stash[TESTS].collect(items)
 
 
 def _use(config: pytest.Config) -> LaunchingTests:

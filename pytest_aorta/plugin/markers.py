@@ -20,6 +20,11 @@ FIXTURE = "distributed_world"
 MAX_TIMEOUT_S = 7 * 86400
 
 
+def can_launch(item: pytest.Item) -> bool:
+    """Return whether a test has a fixture of this plugin."""
+    return FIXTURE in getattr(item, "fixturenames", ())
+
+
 @dataclass(frozen=True)
 class _Marker:
     """A marker of tests that launch.

@@ -16,7 +16,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
-from pytest_aorta.plugin.markers import FIXTURE
+from pytest_aorta.plugin.markers import can_launch
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
@@ -214,7 +214,7 @@ class Controller:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Let SIGTERM end the run as Ctrl-C does while a test can launch, so that what finished before is written."""
-        with terminable() if FIXTURE in getattr(item, "fixturenames", ()) else nullcontext():
+        with terminable() if can_launch(item) else nullcontext():
             return (yield)
 
     @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.evidence import (
+    FirstNotFinite,
     RankEvidence,
     different_collectives,
     first_missed,
@@ -42,8 +43,6 @@ _PEER_ERROR = re.compile(
     r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET",
     re.IGNORECASE,
 )
-# The error of a rank whose losses, gradient norms or parameters became NaN or infinite in a step, or after it.
-NOT_FINITE = re.compile(r"NotFinite: .*? first (?P<when>in|after) (?:(?:measured|training) )?step (?P<step>\d+)\b.*")
 # Errors of a rank whose peer did not answer in time. If this rank then ends, its peers lose their connections.
 _PEER_LATE = re.compile(
     r"timed out waiting \d+ ?ms for (recv|send)|wait timeout( after \d+ ?ms, keys|$)|timeout waiting for key: ",
@@ -85,12 +84,14 @@ class LaunchFailure:
         headline: a line with the kind and the rank.
         details: lines of evidence.
         rank: the rank that failed first; None if no rank failed.
+        not_finite: the place of its first value that was NaN or infinite; None without one.
     """
 
     kind: FailureKind
     headline: str
     details: Sequence[str] = ()
     rank: int | None = None
+    not_finite: FirstNotFinite | None = None
 
     @property
     def text(self) -> str:
@@ -254,6 +255,7 @@ def _diagnose(launch: _Launch) -> LaunchFailure:
     unwatched = launch.outcome.detail or "the process that watches the ranks was killed"
     stacks = _positions(rank for rank in launch.ranks if rank.frames)
     left = f"{_names(unfinished)} left no result" if unfinished else "every rank left its result"
+    first_absent = min((rank.rank for rank in launch.absent), default=None)
     has_outlived = not unfinished and (status == 0 or (is_at_limit and not stacks))
     rows: Sequence[tuple[object, LaunchFailure | Callable[[_Launch], LaunchFailure]]] = (
         (not launch.has_folder, LaunchFailure(FailureKind.RESULTS_DELETED, deleted)),
@@ -273,7 +275,12 @@ def _diagnose(launch: _Launch) -> LaunchFailure:
             not any(rank.started for rank in launch.ranks),
             LaunchFailure(FailureKind.RENDEZVOUS, f"no rank started; {end}", tail),
         ),
-        (starts_ranks and launch.absent, _never_reported),
+        (
+            starts_ranks and launch.absent,
+            LaunchFailure(
+                FailureKind.RESULT_MISSING, f"{_names(launch.absent)} never reported; {end}", tail, first_absent
+            ),
+        ),
         (has_outlived, LaunchFailure(FailureKind.PROCESS_LEFT, f"a process outlived the launch; {end}")),
         (is_at_limit and (not unfinished or all(rank.returned for rank in launch.ranks)), _not_left),
         (is_at_limit, _hang),
@@ -289,11 +296,6 @@ def _diagnose(launch: _Launch) -> LaunchFailure:
     )
     found = next(diagnosis for applies, diagnosis in rows if applies)
     return found if isinstance(found, LaunchFailure) else found(launch)
-
-
-def _never_reported(launch: _Launch) -> LaunchFailure:
-    headline = f"{_names(launch.absent)} never reported; {launch.end}"
-    return LaunchFailure(FailureKind.RESULT_MISSING, headline, launch.agent_tail, launch.absent[0].rank)
 
 
 def _cannot_write(folder: Path) -> str:
@@ -314,9 +316,9 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
             return _RankFailure(_stage(error.after), error.time_ns, FailureKind.EXIT_CODE, text, rank)
         kind = FailureKind.OUT_OF_MEMORY if "OutOfMemory" in error.type else FailureKind.RANK_EXCEPTION
         message = f"{error.type}: {error.message}".removesuffix(": ")
-        found = NOT_FINITE.match(message)
         # A rank finds such a value when its script has ended, so the times of the errors tell nothing.
-        order = 2 * int(found["step"]) + (found["when"] == "after") if found else error.time_ns
+        first = error.not_finite
+        order = 2 * first.step + first.is_after if first else error.time_ns
         return _RankFailure(_stage(error.message), order, kind, message, rank)
     if (code := rank.exit_code) is None:
         return None
@@ -370,7 +372,8 @@ def _first_failure(launch: _Launch) -> LaunchFailure:
         details.append(f"  then {_names(stopped)}: stopped{_in_steps(stopped)}")
     before = f"{_ended(done, '')}, and then rank {rank.rank} failed" if done else f"rank {rank.rank} failed first"
     origin = min(done, key=lambda other: other.steps) if done else rank
-    return LaunchFailure(first.kind, f"{before}: {headline[:_HEADLINE]}", details, origin.rank)
+    not_finite = rank.error.not_finite if rank.error else None
+    return LaunchFailure(first.kind, f"{before}: {headline[:_HEADLINE]}", details, origin.rank, not_finite)
 
 
 def _elsewhere(first: RankEvidence, others: Sequence[RankEvidence]) -> list[RankEvidence]:
@@ -420,7 +423,7 @@ def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure 
         if failure.message == first.message:
             return "the same error"
         is_alike = _NUMBER.sub("0", failure.message) == _NUMBER.sub("0", first.message)
-        if is_alike and not NOT_FINITE.match(failure.message):
+        if is_alike and not failure.evidence.error.not_finite:
             return "the same error with other numbers"
     if first is not None and first.is_victim:
         return ""

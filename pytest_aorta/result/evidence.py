@@ -33,6 +33,13 @@ _FATAL_SIGNALS = {
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}),? in (?P<function>.*)$')
 
 
+class FirstNotFinite(Model, frozen=True, order=True):
+    """The place of a rank's first NaN or infinite value: in a step, or after its optimizer's update."""
+
+    step: Count
+    is_after: bool = False
+
+
 class _RankError(Model, frozen=True, forbid_unknown_fields=False):
     """The exception that ended a rank; the traceback begins with the first frame that is not of the harness.
 
@@ -44,6 +51,7 @@ class _RankError(Model, frozen=True, forbid_unknown_fields=False):
     traceback: str
     time_ns: Count
     after: str = ""
+    not_finite: FirstNotFinite | None = None
 
 
 class _AgentFailure(Model, frozen=True, forbid_unknown_fields=False):

@@ -40,7 +40,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     Kernels,
     StepOverlap,
     collective_facts,
-    distinct,
+    distinct_costs,
 )
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         profiler=str(result.profiler if result.profiler in WRAPPERS else result.environment.get(PYTHON_TRACER, "")),
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
-        costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
+        costs=distinct_costs(result.costs, result.simulated or range(len(result.ranks))),
         series=series,
     )
 

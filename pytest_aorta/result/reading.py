@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.files import raised_as, write_json_rows
-from pytest_aorta.common.model import read_model, to_builtins
+from pytest_aorta.common.files import raised_as
+from pytest_aorta.common.model import read_model, to_builtins, write_json_rows
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders

@@ -36,6 +36,10 @@ _OfRank: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 _MOST_PARAMETERS = 2000
 _MOST_NAMED = 3
 _MOST_LISTED = 8
+# Name of a setting -> step -> its value from this step on.
+Settings: TypeAlias = dict[str, dict[Step, str | Finite]]
+# The value of a setting that is not in use.
+OFF = "off"
 # What is hashed of a model.
 PARAMETERS, BUFFERS = "weights", "buffers"
 
@@ -99,6 +103,8 @@ class Series(Model, frozen=True, omit_defaults=True):
         gradients: step -> hash of what this rank added to gradients, before they were reduced; only where every step is
             hashed.
         turns: for each step, its place in the order of the steps of several optimizers, from 1; empty of one alone.
+        settings: what its steps train with, such as hyperparameters and the shape of the batch.
+        samples: step -> hash of each sample of this rank's batch, for some steps.
     """
 
     optimizer: Text
@@ -113,6 +119,8 @@ class Series(Model, frozen=True, omit_defaults=True):
     buffers: LocalWeights = LocalWeights()
     gradients: dict[Step, WeightHash] = field(default_factory=dict)
     turns: list[Positive] = field(default_factory=list)
+    settings: Settings = field(default_factory=dict)
+    samples: dict[Step, list[Text]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -122,6 +130,8 @@ class Series(Model, frozen=True, omit_defaults=True):
 
 class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     """The facts of one optimizer of an unedited script, with the hashes of its parameters; steps are counted from 1.
+
+    Of a baseline, its first launch alone has names, settings, batches and samples.
 
     Attributes:
         name: the optimizer with its model.
@@ -135,6 +145,9 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
         gradients: step -> for each rank, the begin of the hash of its gradients before they were reduced.
         buffers: the hashes of the model's persistent buffers.
         turns: for each step, its place in the order of all optimizers' steps, from 1; not kept in baselines.
+        settings: ``settings[rank]``: what its steps train with; a single entry if it is the same on all ranks.
+        batches: step -> for each rank, the begin of the hash of the samples of its batch, in their order.
+        samples: step -> the begin of the hash of the samples of all ranks, in any order.
     """
 
     name: Text
@@ -148,6 +161,9 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     buffers: HashedParts = HashedParts()
     turns: list[Positive] = field(default_factory=list)
     rank_steps: list[Positive] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
+    batches: dict[Step, list[_OfRank]] = field(default_factory=dict)
+    samples: dict[Step, _OfRank] = field(default_factory=dict)
 
     @property
     def steps(self) -> str:
@@ -171,7 +187,9 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     def condensed(self, *, has_names: bool) -> SeriesFacts:
         """Return what a baseline keeps of these facts."""
         kept = self.replace(turns=[])
-        return kept if has_names else kept.replace(names=[], buffers=self.buffers.replace(names=[]))
+        if has_names:
+            return kept
+        return kept.replace(names=[], buffers=self.buffers.replace(names=[]), settings=[], batches={}, samples={})
 
     def with_every_step(self, hashed: SeriesFacts) -> SeriesFacts:
         """Return these facts with the hashes of a launch that computed the same, and hashed every step."""
@@ -213,6 +231,7 @@ def series_facts(ranks: Sequence[Sequence[Series]]) -> list[SeriesFacts]:
 def _facts(ranks: Sequence[Series]) -> SeriesFacts:
     times = [list(map(max, *(rank.step_times_ms for rank in ranks)))] if len(ranks) > 1 else [ranks[0].step_times_ms]
     calls = [rank.collectives for rank in ranks if rank.collectives is not None]
+    settings = [rank.settings for rank in ranks]
     return SeriesFacts(
         name=" | ".join(dict.fromkeys(rank.name for rank in ranks)),
         num_steps=max(counts := [rank.num_steps for rank in ranks]),
@@ -225,8 +244,18 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
         gradients=_begins_by_rank([rank.gradients for rank in ranks]),
         buffers=HashedParts(**_hashed_parts([rank.buffers for rank in ranks])),
         turns=ranks[0].turns,
+        settings=settings if any(one != settings[0] for one in settings) else settings[:1],
+        batches=_begins_by_rank([{step: digest(batch) for step, batch in rank.samples.items()} for rank in ranks]),
+        samples=_samples(ranks),
         **_hashed_parts([rank.weights for rank in ranks]),
     )
+
+
+def _samples(ranks: Sequence[Series]) -> dict[str, str]:
+    """Return step -> hash of the samples of all ranks, of steps in which each rank's samples are known."""
+    steps = sorted(set.intersection(*({*rank.samples} for rank in ranks)), key=int)
+    batches = {step: sorted(sample for rank in ranks for sample in rank.samples[step]) for step in steps}
+    return {step: digest(batch)[:_OF_RANK] for step, batch in batches.items()}
 
 
 def _hashed_parts(held: Sequence[LocalWeights]) -> dict[str, Any]:
@@ -353,11 +382,11 @@ def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFac
         here, there = (one, two) if kind == PARAMETERS else (one.buffers, two.buffers)
         steps = sorted(int(step) for step in here.weights.keys() & there.weights.keys())
         for before, step in zip([None, *steps], steps, strict=False):
-            if who := _other_ranks(here.weights, there.weights, str(step)):
+            if who := other_ranks(here.weights, there.weights, str(step)):
                 equal = "" if before is None else f", and are equal {_when(before)}"
                 named = _other_parameters(here, there, str(step))
                 is_next = before == step - 1 and kind == PARAMETERS
-                own = _other_ranks(one.gradients, two.gradients, str(step)) if is_next else ""
+                own = other_ranks(one.gradients, two.gradients, str(step)) if is_next else ""
                 reduced = f"; before they are reduced, gradients of step {step} differ on {own}" if own else ""
                 text = f"the {kind} of {one.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
                 # What differs before an optimizer's first step was changed by a step of another one, if there was any.
@@ -367,7 +396,7 @@ def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFac
     return f"{text}; those of {counted(len(found) - 1, 'other optimizer')} differ too" if len(found) > 1 else text
 
 
-def _other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], step: str) -> str:
+def other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], step: str) -> str:
     """Return the ranks whose hashes of a step differ; empty if none do. A hash that a side lacks is not compared."""
     of_ranks = [side.get(step, []) for side in (here, there)]
     pairs = enumerate(zip(*of_ranks, strict=False))

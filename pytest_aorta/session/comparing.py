@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_aorta.common.errors import ComparisonFailed, NothingCompared, SpecError
-from pytest_aorta.plan.launch_plan import LaunchRequest
 from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import Launcher
-from pytest_aorta.session.locating import locate
+from pytest_aorta.session.locating import Capture, locate
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, passed, settle, with_baseline, with_both
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
@@ -51,11 +50,6 @@ def compare_with_baseline(running: RunningComparison) -> Verdicts:
     if running.version and not result.facts.profiler:
         return running.conclude(running.settle(with_both(stored, result.facts, running.version)))
     return running.conclude(running.settle(with_baseline(stored, result.facts)))
-
-
-def _nothing(request: LaunchRequest) -> dict[str, Any]:
-    del request
-    return {}
 
 
 class RunningComparison:
@@ -111,16 +105,11 @@ class RunningComparison:
         """The stored baseline with the default of each config key that was added after it was recorded."""
         return self.old and self.old.replace(config=self.defaults | self.old.config)
 
-    @property
-    def recorded(self) -> tuple[LaunchFacts, ...]:
-        """The launches of the stored baseline that are compared with."""
-        return self.old.center_launches if self.old else ()
-
     def paired(self, only: Collection[str] | None, most: int = 1) -> PairedComparison:
         """Return the comparison of both sides by ``most`` pairs of launches, of ``only`` these metrics."""
         return PairedComparison(self.comparison.case, self.marked, self.priors, only, most, self.version)
 
-    def again(self, side: Side, capture: Callable[[LaunchRequest], dict[str, Any]] = _nothing) -> WorkloadResult:
+    def again(self, side: Side, capture: Capture = lambda _: {}) -> WorkloadResult:
         """Launch a side again, with the changes of its request that ``capture`` returns.
 
         Raises:

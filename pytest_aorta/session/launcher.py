@@ -247,7 +247,8 @@ class Launcher:
                 failure=(failure := launch_failure(plan, outcome)),
             )
             if failure:
-                raise LaunchError(failure.text, failure.kind, failure.rank, plan.run_dir)
+                step = failure.not_finite.step if failure.not_finite else None
+                raise LaunchError(failure.text, failure.kind, failure.rank, plan.run_dir, step)
             result = collect_result(plan, outcome, watch.platform_facts)
             if plan.profiler is not None and not traces:
                 raise ResultError(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
 from pytest_aorta.common.errors import LaunchError, SpecError
 from pytest_aorta.plan.launch_plan import LaunchRequest
 from pytest_aorta.plan.reference import AnyReference
-from pytest_aorta.result.diagnosis import NOT_FINITE
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.series import first_other_weights
@@ -33,6 +32,10 @@ from pytest_aorta.verdict.verdicts import Note, NoteKind, Verdict
 
 if TYPE_CHECKING:
     from pytest_aorta.session.comparing import RunningComparison
+
+
+# Returns the changes of a request, so that ranks capture what is to be compared.
+Capture: TypeAlias = Callable[[LaunchRequest], dict[str, Any]]
 
 
 def every_step(request: LaunchRequest) -> dict[str, Any]:
@@ -59,7 +62,7 @@ class _Locator:
 
     aim: str
     choose: Callable[[RunningComparison, Sequence[Verdict]], list[Verdict]]
-    capture: Callable[[LaunchRequest], dict[str, Any]]
+    capture: Capture
     name: Callable[[RunningComparison, Sequence[Verdict], Mapping[Side, LaunchFacts]], str]
 
 
@@ -73,7 +76,7 @@ def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) ->
 def _name_weights(running: RunningComparison, rows: Sequence[Verdict], launched: Mapping[Side, LaunchFacts]) -> str:
     kind = METRICS[rows[0].metric].hashed
     # The launch of the baseline that has the hashes of every step.
-    there = launched.get(Side.REFERENCE) or max(running.recorded, key=_num_hashes)
+    there = launched.get(Side.REFERENCE) or max(running.old.center_launches if running.old else (), key=_num_hashes)
     where = first_other_weights(launched[Side.CANDIDATE].series, there.series, kind)
     same = f"no {kind} differ, so launches of the same code differ"
     return f"launched once more with hashes of every step: {where or same}"
@@ -133,8 +136,8 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
     launcher, (here, there) = running.launcher, running.results.values()
 
     def again(result: WorkloadResult, changes: Mapping[str, Any]) -> WorkloadResult:
-        launch = launcher.launch_of(result)
-        return launcher.repeat(launch, config={**launch.request.config, **changes}).result
+        side = Side.CANDIDATE if result is here else Side.REFERENCE
+        return running.again(side, lambda request: {"config": {**request.config, **changes}})
 
     found = [Note(f"config: {keys}")] if (keys := other_keys(here, there)) else []
     different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
@@ -149,18 +152,18 @@ def locate_not_finite(
     launcher: Launcher, request: LaunchRequest, version: AnyReference | None, error: LaunchError
 ) -> list[str]:
     """Return lines on what wrote the first NaN of a failed launch, by launching again; none if this can't be found."""
-    found, spec = NOT_FINITE.search(str(error)), request.spec
-    if found is None:
+    step, spec = error.not_finite_step, request.spec
+    if step is None:
         return []
     if spec is not None and HASH_OPERATORS_STEP in spec.properties:
-        return [*_first_operator(launcher, request, version, int(found["step"]))]
+        return [*_first_operator(launcher, request, version, step)]
     if not (changes := every_step(request)):
         return []
     error_again, _ = _ended(launcher, replace(request, **changes), version)
     if error_again is None:
         return [f"launched once more, {_FINITE}"]
-    found = NOT_FINITE.search(str(error_again))
-    return [f"launched once more, with a look after every step: {found[0] if found else error_again}"]
+    headline = str(error_again).partition("\n")[0]
+    return [f"launched once more, with a look after every step: {headline}"]
 
 
 _FINITE = "all values are finite: launches of the same code differ"

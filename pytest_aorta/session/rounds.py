@@ -19,6 +19,7 @@ from pytest_aorta.verdict.verdicts import (
     DIFFERS,
     FINDINGS,
     Missing,
+    NoteKind,
     Reason,
     Unrecorded,
     Verdict,
@@ -184,8 +185,9 @@ _REMEDIES: dict[Reason, tuple[str, str, tuple[str, ...]]] = {
 def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: Repeated | None = None) -> str:
     """Return the text of a failed comparison.
 
-    The first line is the worst verdict with its change. The other verdicts follow, one line each, then labelled lines:
-    what was measured, the causes, the baseline, and commands that confirm the change, find its commit and accept it.
+    What was edited is said first, as far as facts show it. The verdicts follow, one line each, the worst with its
+    change first, then labelled lines: what was measured, the causes, the baseline, and commands that confirm the
+    change, find its commit and accept it.
     Without ``failing`` verdicts, nothing was compared. Without ``again``, no commands are given.
     """
     rows = sorted(failing, key=_severity) or comparison.rows
@@ -201,14 +203,16 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     if unrecorded:
         lines.append(f"Missing: {unrecorded[0].detail}")
     facts = [("measured", _measured(comparison, rows)), *_causes(others, is_any=bool(failing))]
-    facts += [*_fewer(comparison, failing), *((note.kind, note.text) for note in comparison.notes)]
+    notes = [note for note in comparison.notes if note.kind is not NoteKind.EDIT]
+    facts += [*_fewer(comparison, failing), *((note.kind, note.text) for note in notes)]
     if version := next((row.reference.name for row in rows if row.reference.is_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
     elif comparison.baseline and not (again and again.is_recording):
         facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
     if again is not None:
         facts += _commands(comparison, rows, again)
-    return "\n".join([*lines, *(f"  {label:<8}  {text}" for label, text in facts)])
+    edited = [note.text for note in comparison.notes if note.kind is NoteKind.EDIT]
+    return "\n".join([*edited, *lines, *(f"  {label:<8}  {text}" for label, text in facts)])
 
 
 def _severity(row: Verdict) -> tuple[int, float]:

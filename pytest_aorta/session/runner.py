@@ -19,12 +19,7 @@ from pytest_aorta.session.recording import record
 from pytest_aorta.session.rounds import in_pairs, passed
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
 from pytest_aorta.session.world import DistributedWorld, check_result
-from pytest_aorta.verdict.bitwise import (
-    STEP_METRICS,
-    from_first_step,
-    joined,
-    split,
-)
+from pytest_aorta.verdict.bitwise import STEP_METRICS, from_first_step, joined, split
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.verdicts import Verdicts
 
@@ -58,8 +53,8 @@ class WorkloadRunner(DistributedWorld):
             BaselineError: The baseline can't be read, or the launches can't be added to it.
             WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
             SpecError: An argument is not allowed, a marker was added after the world was made, or as in
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+                :meth:`~pytest_aorta.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.DistributedWorld.again`.
         """
         check_result("check", result)
         label = passed(result).workload if label is None else label
@@ -101,8 +96,8 @@ class WorkloadRunner(DistributedWorld):
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
             SpecError: An argument or a config is not allowed, or a search for a commit runs the test.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.run` and
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.DistributedWorld.run` and
+                :meth:`~pytest_aorta.DistributedWorld.again`.
         """
         case, chosen = self._case("compare", label, steps), None if metrics is None else [*metrics]
         if steps is None and chosen is not None:

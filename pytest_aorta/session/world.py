@@ -203,7 +203,8 @@ class DistributedWorld:
             lines = locate_not_finite(self.launcher, request, version, error) if self._options.locate else []
             if not lines:
                 raise
-            raise LaunchError("\n".join([str(error), *lines]), error.kind, error.rank, error.run_dir) from None
+            text = "\n".join([str(error), *lines])
+            raise LaunchError(text, error.kind, error.rank, error.run_dir, error.not_finite_step) from None
 
 
 def check_result(method: str, given: object) -> None:

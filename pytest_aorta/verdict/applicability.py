@@ -18,9 +18,7 @@ from pytest_aorta.verdict.metrics import (
     own_metrics,
 )
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
-from pytest_aorta.verdict.verdicts import (
-    Reason,
-)
+from pytest_aorta.verdict.verdicts import Reason
 
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
@@ -51,15 +49,10 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"{least}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
-        has_it = any(metric.measure(launch) is not None or not_profiled(metric, launch) for launch in facts)
-        # Most costs are 0 on both sides.
-        if metric.cost is not None:
-            has_it = any(metric.measure(launch) for launch in facts)
         # Times of operators on shared CPUs are compared on request only.
-        if metric.only_on_gpus and facts[0].device == "cpu":
-            continue
-        if name not in chosen and metric.default is not None and has_it:
-            chosen[name] = marked.get(name, metric.default)
+        default = None if metric.only_on_gpus and facts[0].device == "cpu" else metric.default
+        if name not in chosen and default is not None and any(_has(metric, launch) for launch in facts):
+            chosen[name] = marked.get(name, default)
     if len(facts) > 1:
         chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
     left_out = NOT_SIMULATED if facts[0].simulated else ()
@@ -68,6 +61,12 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     if left_out and not kept:
         raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
     return kept
+
+
+def _has(metric: Metric, launch: LaunchFacts) -> bool:
+    """Return whether a launch asks for the comparison of a metric; most costs are 0 on both sides."""
+    value = metric.measure(launch)
+    return bool(value) if metric.cost is not None else value is not None or not_profiled(metric, launch) is not None
 
 
 def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> dict[str, Tolerance]:

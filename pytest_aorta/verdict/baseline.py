@@ -124,12 +124,9 @@ def read_baseline(folder: Path, platform: str, case: str) -> Baseline | None:
             platform.
     """
     path = baseline_path(folder, platform, case)
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise BaselineError(f"{path}: can't be read: {error.strerror or error}") from None
+    with raised_as(BaselineError, f"{path}: can't be read: "):
+        if not path.exists():
+            return None
     baseline = read_baseline_file(path)
     if (baseline.case, baseline.platform) != (case, platform):
         raise BaselineError(

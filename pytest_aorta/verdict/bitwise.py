@@ -63,29 +63,23 @@ _LOGICAL = {
 }
 
 
-@dataclass(frozen=True)
-class _StepMetric:
+class _StepMetric(NamedTuple):
     """A value that a result contains for each step; ``remedy`` says how to record it for all steps."""
 
-    name: str
     bits: Callable[[WorkloadResult], Bits]
     remedy: str
 
 
 # In the order in which a step computes them.
 STEP_METRICS = {
-    row.name: row
-    for row in (
-        _StepMetric("loss", lambda result: dict(enumerate(result.loss, 1)), "recorder.loss(value) in each step"),
-        _StepMetric(
-            "grad_norm", lambda result: dict(enumerate(result.grad_norm, 1)), "recorder.grad_norm(value) in each step"
-        ),
-        _StepMetric(
-            "weight_hash",
-            lambda result: {int(step): value for step, value in result.weight_hashes.items()},
-            "config hash_every=1, or recorder.weight_hash(step, value) after each step",
-        ),
-    )
+    "loss": _StepMetric(lambda result: dict(enumerate(result.loss, 1)), "recorder.loss(value) in each step"),
+    "grad_norm": _StepMetric(
+        lambda result: dict(enumerate(result.grad_norm, 1)), "recorder.grad_norm(value) in each step"
+    ),
+    "weight_hash": _StepMetric(
+        lambda result: {int(step): value for step, value in result.weight_hashes.items()},
+        "config hash_every=1, or recorder.weight_hash(step, value) after each step",
+    ),
 }
 
 
@@ -139,7 +133,7 @@ def compare_steps(
     The verdict is *missing* if a side lacks some of these steps, and *not applicable* if both the values and the
     machines, or the versions installed there, differ.
     """
-    return tuple(_compare(case, STEP_METRICS[name], candidate, reference, steps) for name in metrics)
+    return tuple(_compare(case, name, candidate, reference, steps) for name in metrics)
 
 
 def first_difference(
@@ -147,24 +141,24 @@ def first_difference(
 ) -> Difference | None:
     """Return the earliest step that differs, with the differing metric that it computes first, or None."""
     for step in range(1, steps + 1):
-        for row in STEP_METRICS.values():
-            here, there = row.bits(candidate), row.bits(reference)
-            if row.name in metrics and step in here and step in there and not _is_same(here[step], there[step]):
-                return Difference(step, row.name)
+        for name in (name for name in STEP_METRICS if name in metrics):
+            here, there = map(STEP_METRICS[name].bits, (candidate, reference))
+            if step in here and step in there and not _is_same(here[step], there[step]):
+                return Difference(step, name)
     return None
 
 
-def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: WorkloadResult, steps: int) -> Verdict:
-    here, there = row.bits(candidate), row.bits(reference)
+def _compare(case: str, metric: str, candidate: WorkloadResult, reference: WorkloadResult, steps: int) -> Verdict:
+    here, there = map(STEP_METRICS[metric].bits, (candidate, reference))
 
     def verdict(state: State, detail: str, shown: int | None = None) -> Verdict:
         """Return a verdict that shows the values of step ``shown``."""
         value, other = (None, None) if shown is None else (here[shown], there[shown])
-        return Verdict(case, row.name, state, value, other, None, _EXACT, _REFERENCE, detail)
+        return Verdict(case, metric, state, value, other, None, _EXACT, _REFERENCE, detail)
 
     for side, result, held in (("candidate", candidate, here), ("reference", reference, there)):
         if absent := [step for step in range(1, steps + 1) if step not in held]:
-            detail = _absence(side, result, row, absent, steps)
+            detail = _absence(side, result, STEP_METRICS[metric].remedy, absent, steps)
             return verdict(Missing(MissingPart.CANDIDATE_VALUE), detail)
     if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
         return verdict(Decided(Outcome.PASS), f"all {steps} steps" if steps > 1 else "the step", steps)
@@ -179,8 +173,7 @@ def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: 
     return verdict(Decided(Outcome.REGRESSION), "; ".join(filter(None, details)), different[0])
 
 
-def _absence(side: str, result: WorkloadResult, row: _StepMetric, absent: list[int], steps: int) -> str:
-    remedy = row.remedy
+def _absence(side: str, result: WorkloadResult, remedy: str, absent: list[int], steps: int) -> str:
     if result.total_iterations < steps:
         remedy = f"config steps={steps}; it measured {result.total_iterations}"
     held = f"{steps - len(absent)} of steps 1 to {steps}"

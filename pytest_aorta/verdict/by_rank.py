@@ -52,11 +52,18 @@ class _Change:
         return sum(self.before.values()), sum(self.after.values())
 
     @property
+    def excess(self) -> float:
+        """Return the size of the change, as a fraction of the cost before."""
+        before, after = self.totals
+        return abs(after - before) / max(before, 1)
+
+    @property
     def parts(self) -> dict[str, int]:
         """Return the change of each part that changed, the largest first."""
-        names = sorted(self.before.keys() | self.after.keys())
-        changes = {name: self.after.get(name, 0) - self.before.get(name, 0) for name in names}
-        return {name: changes[name] for name in sorted(names, key=lambda name: -abs(changes[name])) if changes[name]}
+        changes = Counter(self.after)
+        changes.subtract(self.before)
+        names = sorted(changes, key=lambda name: (-abs(changes[name]), name))
+        return {name: changes[name] for name in names if changes[name]}
 
     def outcome(self, tolerance: Tolerance) -> Outcome:
         """Return the outcome of this rank. Other parts of the same sum are no pass if the cost has to be exact."""
@@ -79,7 +86,8 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
         return row.missing(MissingPart.BASELINE_VALUE, f"{detail}; record it again with {RESET}")
     outcome = min((change.outcome(row.tolerance) for change in changes), key=_ORDER.index)
     deciding = [change for change in changes if change.outcome(row.tolerance) is outcome]
-    worst = max(deciding, key=lambda change: _excess(change, outcome))
+    # Of ranks that pass, the one with the largest cost is shown.
+    worst = max(deciding, key=lambda change: change.totals[1] if outcome is Outcome.PASS else change.excess)
     before, after = worst.totals
     details = [_text(row, cost, worst, changes)] if worst.parts else []
     if worst.parts and (other := other_versions(row.launches[0], row.others[-1], str(row.reference))):
@@ -96,19 +104,12 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     return row.decided(outcome, float(after), float(before), "; ".join(details), delta)
 
 
-def _excess(change: _Change, outcome: Outcome) -> float:
-    before, after = change.totals
-    if outcome is Outcome.PASS:
-        return after
-    return abs(after - before) / max(before, 1)
-
-
 def _varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
     """Return the parts that differ between launches of unchanged code on any rank."""
     known = [by_rank(launch.costs, cost) or {} for launch in launches]
     first = known[0]
     pairs = [(first[rank], other[rank]) for other in known[1:] for rank in first.keys() & other.keys()]
-    return {name for one, other in pairs for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+    return {name for one, other in pairs for name, _ in one.items() ^ other.items()}
 
 
 def _changes(launch: LaunchFacts, other: LaunchFacts, cost: Cost, varying: set[str]) -> list[_Change]:

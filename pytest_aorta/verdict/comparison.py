@@ -10,6 +10,7 @@ from pytest_aorta.verdict.applicability import choose_tolerances, known_to, prof
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth
 from pytest_aorta.verdict.causes import cause_of, notes_on, throttled
+from pytest_aorta.verdict.edits import edits
 from pytest_aorta.verdict.environment import other_setup, other_steps
 from pytest_aorta.verdict.metrics import (
     Metric,
@@ -35,6 +36,8 @@ from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_p
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
     MissingPart,
+    Note,
+    NoteKind,
     Reason,
     ReferenceKind,
     Unrecorded,
@@ -64,7 +67,9 @@ class _Comparison(ABC):
             metric = metric_of(name, tolerance.direction)
             row = Row(self.case, metric, tolerance, reference, launches, others, len(launches), most)
             rows.append((decided or {}).get(name) or self._judge(row))
-        return Verdicts(self.case, tuple(rows), *notes_on(rows, launches, others, str(reference)))
+        notes, suspect = notes_on(rows, launches, others, str(reference))
+        edited = edits(launches, others) if any(row.is_finding for row in rows) else ()
+        return Verdicts(self.case, tuple(rows), (*(Note(text, NoteKind.EDIT) for text in edited), *notes), suspect)
 
     def _judge_measured(self, row: Row) -> Verdict:
         """Return the verdict on those launches of a row that have a value unless the code lost it."""

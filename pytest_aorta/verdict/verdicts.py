@@ -289,6 +289,8 @@ class Verdict(Model, frozen=True):
 class NoteKind(StrEnum):
     """The kind of a note, by its label in the text of a failure."""
 
+    EDIT = "edited"
+    """A sentence on what was edited."""
     CAUSE = "cause"
     """An explanation of the verdicts."""
     LOCATE = "locate"

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pytest_aorta.common.text import distinct
+from pytest_aorta.result.evidence import FirstNotFinite
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.layout import local_part
 from pytest_aorta.worker.torch_private import disable_dynamo, foreach_norm
@@ -101,13 +102,15 @@ class Optimizers:
         Raises:
             NotFinite: A parameter was NaN or infinite.
         """
-        for _, when, names, largest in (look for look in self._looks if look[0] < before):
+        for step, when, names, largest in (look for look in self._looks if look[0] < before):
             bad = [name for name, is_finite in zip(names, largest.isfinite().tolist(), strict=True) if not is_finite]
             if bad:
                 others = f" (and {len(bad) - 1} others)" if len(bad) > 1 else ""
                 raise NotFinite(
                     f"parameter {bad[0]}{others} of rank {_rank()} is NaN or infinite first after {when}; look at the "
-                    f"learning rate and the gradients of the steps before"
+                    f"learning rate and the gradients of the steps before",
+                    step or None,  # 0 is a warm-up step
+                    is_after=True,
                 )
         self._looks = [look for look in self._looks if look[0] >= before]
 
@@ -141,17 +144,31 @@ def freeze(original: Callable[[], None]) -> None:
 
 
 class NotFinite(ArithmeticError):
-    """A NaN or infinite value; the message names the quantity, the rank and the first step."""
+    """A NaN or infinite value; the message names the quantity, the rank and the first step.
+
+    Attributes:
+        first (FirstNotFinite | None): The step, if it is known.
+    """
+
+    def __init__(self, message: str, step: int | None = None, *, is_after: bool = False) -> None:
+        super().__init__(message)
+        self.first = None if step is None else FirstNotFinite(step, is_after)
 
 
 def _rank() -> str:
     return os.environ.get("RANK", "0")
 
 
-def refuse_values(values: Iterable[tuple[int, str, float]], where: str, parameters: Optimizers | None = None) -> None:
+def refuse_values(
+    values: Iterable[tuple[int, str, float]],
+    where: str,
+    parameters: Optimizers | None = None,
+    *,
+    is_step: bool = True,
+) -> None:
     """Check values of quantities, each with its step, and the ``parameters`` before the first step that has a bad one.
 
-    ``where`` names a step, with ``{}`` in place of its number.
+    ``where`` names a step, with ``{}`` in place of its number, or another value if ``is_step`` is False.
 
     Raises:
         NotFinite: A value is NaN or infinite.
@@ -164,7 +181,8 @@ def refuse_values(values: Iterable[tuple[int, str, float]], where: str, paramete
             parameters.refuse(step)
         raise NotFinite(
             f"{name} of rank {_rank()} is {value} first in {where.format(step)}; such a run measures nothing: look at "
-            f"the learning rate, the data and the loss scale of the steps before"
+            f"the learning rate, the data and the loss scale of the steps before",
+            step if is_step else None,
         )
 
 
@@ -182,7 +200,7 @@ def refuse_series(series: Mapping[str, Sequence[float]], num_steps: int, paramet
             for number, value in enumerate(values, 1)
         ]
         total = max((number for number, _, _ in chosen), default=0)
-        refuse_values(chosen, f"{unit} {{}} of {total}", parameters if is_measured else None)
+        refuse_values(chosen, f"{unit} {{}} of {total}", parameters if is_measured else None, is_step=is_measured)
 
 
 def refuse_non_finite(result: RankResult) -> None:

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from msgspec import Meta
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as, write_json_rows
-from pytest_aorta.common.model import Count, Milliseconds, Model, Name, convert, to_builtins
+from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as
+from pytest_aorta.common.model import Count, Milliseconds, Model, Name, convert, to_builtins, write_json_rows
 from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference

@@ -6,7 +6,6 @@ functions would be on its first line.
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from functools import cache
@@ -16,11 +15,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.text import is_library
 from pytest_aorta.result.trace.kineto_places import Moment
 from pytest_aorta.worker.finite import roots
+from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.torch_private import CALL_MODULE
 from pytest_aorta.worker.weight_hash import logical_name
 
@@ -101,7 +100,8 @@ class Lines:
 
 def is_locating() -> bool:
     """Return whether the launch locates costs."""
-    return variables.LOCATES_COSTS in os.environ
+    plan = own_plan()
+    return plan is not None and plan.locates_costs
 
 
 _is_of_library = cache(is_library)

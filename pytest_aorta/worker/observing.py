@@ -24,6 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.series import digest
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.absence import Absence
 from pytest_aorta.worker.accelerator import memory_in_use, own_device
@@ -42,8 +43,11 @@ from pytest_aorta.worker.optimized import (
 from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
-from pytest_aorta.worker.torch_private import STEP_OPTIMIZER
+from pytest_aorta.worker.torch_private import STEP_OPTIMIZER, BaseDataLoaderIter, autocast_of
+from pytest_aorta.worker.training import Inputs
 
+# The first steps whose samples are hashed, beside those whose weights are.
+_SAMPLED = 4
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
 _NO_STEP = "the script steps no optimizer, so it has no step whose costs could be counted"
@@ -75,6 +79,9 @@ class Observer:
         self.is_asked = False
         self.optimizers = Optimizers()
         self.device = torch.device("cpu")
+        self._inputs = Inputs()
+        # The state of torch's random numbers when the first optimizer was made.
+        self._random = ""
         self._absence = Absence()
         self._began_s = time.perf_counter()
         self._all: list[Optimized] = []
@@ -112,6 +119,8 @@ class Observer:
                 (torch.amp.GradScaler, "scale", self._scale),
                 (Optimizer, "__init__", self._made),
                 (torch, "load", self._load),
+                (BaseDataLoaderIter, "__next__", self._draw),
+                (torch.autocast, "__enter__", self._cast),
                 (gc, "freeze", freeze),
                 (torch.profiler.profile, "prepare_trace", self._give_way),
                 (torch.profiler.profile, "stop_trace", self._may_resume),
@@ -168,8 +177,7 @@ class Observer:
         self._enter(1 + (found.num_steps if is_alone else min(since)))
 
         # Then the recorder computes, with all timers paused; within a profiled step it waits for the next step.
-        is_chosen = found.num_steps.bit_count() == 1 or found.is_hash_due
-        is_chosen = is_chosen or (self.record.hash_every_step and found.num_steps <= MOST_EVERY)
+        is_chosen = self._is_hashed(found.num_steps) or found.is_hash_due
         found.is_hash_due = is_chosen and self._is_counting
         is_look_due = time.perf_counter() - self._looked_s > self._look_s / _CHECKING
         if (is_chosen or is_look_due) and not (self._is_counting or self._is_simulated):
@@ -177,6 +185,7 @@ class Observer:
                 for one in self._all:
                     paused.enter_context(one.timer.paused())
                 self._look(found)
+                found.look()
                 if is_chosen and self.record.hash_weights:
                     found.hash()
         if is_chosen and self.record.hash_weights and not self._is_simulated:
@@ -207,10 +216,19 @@ class Observer:
             del self._stepping[num_running - 1 :]
         self._stepping.append(optimizer)
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
-        if len(self._stepping) == 1 and self._find(optimizer) is None:
+        if len(self._stepping) > 1:
+            return
+        if (found := self._find(optimizer)) is None:
             found = self._new(optimizer)
             if self.record.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
+        step = found.num_steps + 1
+        takes_samples = not self._is_counting and (step <= _SAMPLED or self._is_hashed(step))
+        found.training.begin(step, optimizer, found.models(), self._inputs, takes_samples=takes_samples)
+        self._inputs = Inputs()
+
+    def _is_hashed(self, step: int) -> bool:
+        return step.bit_count() == 1 or (self.record.hash_every_step and step <= MOST_EVERY)
 
     def _end(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         """End a step of an optimizer and begin the next, unless the optimizer is a part of another one that steps."""
@@ -236,6 +254,10 @@ class Observer:
         if len(losses) == 1 or not (args or kwargs.get("grad_tensors")):
             for one in losses:
                 self._note(LOSS, loss if scaled is not None and scaled is one else one)
+        for one in self._all if not self._inputs.num_backward else ():
+            if (optimizer := one.optimizer()) is not None:
+                one.training.note_gradients(one.num_steps + 1, optimizer)
+        self._inputs.num_backward += 1
         self._is_in_backward = True
         try:
             result = original(tensors, *args, **kwargs)
@@ -254,6 +276,9 @@ class Observer:
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         num_noted = len(self._values)
         norm = original(*args, **kwargs)
+        # Torch's function gets the parameters first, that of FSDP1 the module.
+        limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
+        self._inputs.clipped_to = float(limit) if isinstance(limit, int | float) else None
         # FSDP1's function calls torch's, where parameters are not sharded.
         del self._values[num_noted:]
         self._note(NORM, norm)
@@ -269,6 +294,14 @@ class Observer:
             # What the recorder does must not count among the costs of a step, so there the copy is made after the step.
             self._values.append((quantity, value if self._is_counting else copied(value)))
 
+    def _draw(self, original: Callable[..., Any], loader: object) -> Any:
+        self._inputs.batch = batch = original(loader)
+        return batch
+
+    def _cast(self, original: Callable[..., Any], entered: torch.autocast) -> Any:
+        self._inputs.autocast = autocast_of(entered)
+        return original(entered)
+
     def _load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._absence.has_loaded = True
         return original(*args, **kwargs)
@@ -276,6 +309,8 @@ class Observer:
     def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if not self._absence.has_optimizer and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
             self._replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
+        if not self._absence.has_optimizer:
+            self._random = digest(torch.get_rng_state().tolist())[:8]
         self._absence.has_optimizer = True
         original(*args, **kwargs)
         if self.record.hash_every_step and not self._is_simulated:
@@ -311,11 +346,12 @@ class Observer:
         named, gradients = self.optimizers.named, self._gradients.get(optimizer)
         if self._is_simulated:
             note_padded(named(optimizer))
-        found = Optimized(optimizer, named, self.device, self.record.warmup, gradients, self._prepared)
+        found = Optimized(optimizer, named, self.device, self.record.warmup, gradients, self._prepared, self._random)
         self._all.append(found)
         if len(self._all) <= MOST_SEARCHED:
             inside = roots()
             found.belongs_to(inside, named(optimizer, inside=inside), hash_buffers=self.record.hash_weights)
+        found.look()
         return found
 
     def _look(self, found: Optimized) -> None:

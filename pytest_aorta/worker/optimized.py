@@ -26,6 +26,7 @@ from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.steps import StepTimer
 from pytest_aorta.worker.torch_private import FakeTensor, buffers_of, disable_current_modes
+from pytest_aorta.worker.training import Training
 from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
 _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
@@ -115,6 +116,7 @@ class Optimized:
         warmup: int,
         gradients: Gradients | None,
         prepared: Collection[int],
+        random: str,
     ) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.name, self.model = type(optimizer).__name__, ""
@@ -126,6 +128,8 @@ class Optimized:
         self.timer = StepTimer(device, has_progress=False)
         self.counter: StepCounter | None = None
         self.capture: ScriptCapture | None = None
+        # Which of both has begun last.
+        self._begun: StepCounter | ScriptCapture | None = None
         self._profiled_until = 0
         # The optimizers that stepped in the counted step, this one too.
         self.counted_with: set[Optimized] = set()
@@ -138,12 +142,14 @@ class Optimized:
             gradients.names = {str(id(part)): logical_name(name) for name, part in named(optimizer)}
             by_tensor = max(by_tensor, _MOST_TENSORS // max(1, len(gradients.names)))
         self.hashes, self.buffers = LocalHashes(by_tensor), LocalHashes(by_tensor)
+        self._models: list[weakref.ref[torch.nn.Module]] = []
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.
         self._owners: list[tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]] = []
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
         self.is_hash_due = False
         self._named, self._warmup = named, warmup
+        self.training = Training(optimizer, [name for name, _ in named(optimizer)], random)
         self._prepared = prepared
         self._places: list[tuple[int, str]] = []
         self._values = Values()
@@ -152,7 +158,8 @@ class Optimized:
     @property
     def running(self) -> StepCounter | ScriptCapture | None:
         """The count or the profile of the step that has begun."""
-        return next((one for one in (self.counter, self.capture) if one is not None and one.is_running), None)
+        begun = self._begun
+        return begun if begun is not None and begun.is_running else None
 
     def note_step(self, other: Optimized) -> None:
         """Note a step of any optimizer, which is a part of this one's step; end a profile that would not end."""
@@ -219,19 +226,18 @@ class Optimized:
             return False
         if may_profile and self.timer.num_steps >= TIMED_STEPS:
             self.capture = self.capture or ScriptCapture(self.timer.device, self._prepared)
-        begun: StepCounter | ScriptCapture | None = None
         if may_profile and self.capture is not None and self.capture.is_open:
-            begun = self.capture
+            self._begun = self.capture
         elif may_profile and self._is_count_due and not is_covered:
             self._is_count_due = False
-            begun = self.counter = StepCounter(self.timer.device, self._prepared)
-        if begun is not None:
-            begun.begin()
-            self._profiled_until = self.num_steps + 1
-            return begun.is_running
-        if left <= 0:
-            self.timer.open()
-        return False
+            self._begun = self.counter = StepCounter(self.timer.device, self._prepared)
+        else:
+            if left <= 0:
+                self.timer.open()
+            return False
+        self._begun.begin()
+        self._profiled_until = self.num_steps + 1
+        return self._begun.is_running
 
     def belongs_to(
         self,
@@ -249,12 +255,23 @@ class Optimized:
         # The order in which modules are found may vary.
         own = [root for first, root in sorted(firsts, key=itemgetter(0)) if first < len(places)]
         self.model = " + ".join(dict.fromkeys(map(_title, own)))[:_LONGEST_NAME]
+        self._models = list(map(weakref.ref, own))
         self._owners = [
             (f"{name}." if name else "", *buffers_of(module))
             for root in own
             for name, module in root.named_modules()
             if hash_buffers
         ]
+
+    def models(self) -> list[torch.nn.Module]:
+        """Return the largest modules that have the parameters."""
+        return [model for known in self._models if (model := known()) is not None]
+
+    def look(self) -> None:
+        """Note what the modules drop and train from the next step on."""
+        if (optimizer := self.optimizer()) is not None:
+            parameters = [part for _, part in self._named(optimizer)]
+            self.training.look(self.num_steps + 1, self.models(), parameters)
 
     def hash(self, *, is_last: bool = False) -> None:
         """Hash this rank's parts of the parameters, and its buffers, after this step, unless that is done.
@@ -335,6 +352,8 @@ class Optimized:
             buffers=self.buffers.digests(),
             gradients=self._gradients.by_step() if self._gradients else {},
             turns=[] if is_alone else self.turns,
+            settings=self.training.settings,
+            samples=self.training.samples(),
         )
 
     @property

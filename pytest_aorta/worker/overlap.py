@@ -58,6 +58,7 @@ from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_acce
 from pytest_aorta.worker.collectives import recorded_calls
 from pytest_aorta.worker.costs import costs_of, with_compilations
 from pytest_aorta.worker.lines import Lines
+from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of, wrapper_problem
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.torch_private import profiler_enabled
@@ -121,8 +122,9 @@ def _captured(
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
     if problem := wrapper_problem():
         return Profile(problem=problem), Costs(problem=problem)
-    kept, schedule = trace_path or _asked_trace_path(), ""
-    if trace_path is None and kept is not None and (schedule := os.environ.get(variables.PROFILER_SCHEDULE, "")):
+    plan = own_plan()
+    kept, schedule = trace_path or _asked_trace_path(), None
+    if trace_path is None and plan is not None and kept is not None and (schedule := plan.profiler_schedule):
         folder, kept = kept.parent, None
     try:
         first, costs = _counted(step, device)
@@ -141,7 +143,7 @@ def _captured(
         warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
         capture, costs = Profile(problem=problem), Costs(problem=problem)
     if schedule:
-        _keep_by_schedule(ProfilerSchedule.parse(schedule), step, num_steps, device, folder)
+        _keep_by_schedule(schedule, step, num_steps, device, folder)
     return capture, costs
 
 
@@ -360,8 +362,8 @@ class ScriptCapture(ScriptProfiler):
 
 
 def _asked_trace_path() -> Path | None:
-    folder = os.environ.get(variables.RANK_FOLDER)
-    return Path(folder) / TRACE_FILE if folder and os.environ.get(variables.PROFILER) == TORCH else None
+    plan = own_plan()
+    return None if plan is None or plan.profiler != TORCH else Path(os.environ[variables.RANK_FOLDER]) / TRACE_FILE
 
 
 def _keep_by_schedule(

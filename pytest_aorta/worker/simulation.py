@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.device_kind import Backend
 from pytest_aorta.result.measurements import PADDED, RankResult
@@ -29,6 +28,7 @@ from pytest_aorta.result.trace.kineto_costs import RecordedCall
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.finite import untraced
 from pytest_aorta.worker.layout import is_dtensor
+from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.torch_private import (
     FakeTensorMode,
     TorchDispatchMode,
@@ -54,9 +54,10 @@ _REQUEST = re.compile("_?(all|reduce|broadcast|gather|scatter|barrier)")
 _requested: list[tuple[int, RecordedCall]] = []
 
 
-def is_simulated(environ: Mapping[str, str] = os.environ) -> bool:
+def is_simulated() -> bool:
     """Return whether this rank is part of a simulated world, in which nothing is exchanged."""
-    return variables.SIMULATED in environ
+    plan = own_plan()
+    return plan is not None and bool(plan.world.simulated)
 
 
 def simulate_world() -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
+from pytest_aorta.result.folder import PROGRESS_FILE
 from pytest_aorta.worker.accelerator import Moment, elapsed_ms, memory_in_use, now, on_accelerator, synchronize
 from pytest_aorta.worker.collectives import leave_arrivals, recorded_collectives, waits_of_steps_ms
 from pytest_aorta.worker.costs import begin_measured_steps
@@ -34,8 +35,8 @@ class Progress:
         """Map the file that the launch names; without a launch, map anonymous memory that nobody reads."""
         self._count = 0
         self._bytes = mmap.mmap(-1, 8)
-        if path := os.environ.get(variables.PROGRESS_FILE):
-            with Path(path).open("wb+") as file:
+        if folder := os.environ.get(variables.RANK_FOLDER):
+            with (Path(folder) / PROGRESS_FILE).open("wb+") as file:
                 file.write(bytes(8))
                 file.flush()
                 self._bytes = mmap.mmap(file.fileno(), 8)

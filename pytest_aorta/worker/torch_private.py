@@ -14,6 +14,7 @@ Each of the following goes when its replacement is in the oldest supported versi
   and with a default group that may meet twice (``groups.py``);
 - ``FakeStore``, and the replaced functions of ``simulation.py``: with a public process group that exchanges nothing;
 - names of the modules and parameters that wrap a user's, and a module's buffers: with public names;
+- the iterator of a ``DataLoader``, and the state of an autocast: with a hook for each batch, and public attributes;
 - counters and metrics of dynamo: with a public way to count compilations;
 - ``cuda_sleep``: with a kernel that spins in the public API of each kind of device.
 """
@@ -36,13 +37,38 @@ from torch.optim.optimizer import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_leaves
+from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseDataLoaderIter
 
 __all__ = [
-    "CALL_MODULE", "CALL_MODULE_NAME", "RUN_BACKWARD_NAME", "STEP_OPTIMIZER", "WRAPPERS", "FakeTensor",
-    "FakeTensorMode", "OpOverloadPacket", "TorchDispatchMode", "TracingContext", "buffers_of", "c10d", "cuda_sleep",
-    "current_autograd_node", "disable_current_modes", "disable_dynamo", "dynamo_utils", "fake_store", "foreach_norm",
-    "is_flat_parameter", "is_traceable_wrapper_subclass_type", "profiler_enabled", "sequence_number", "tree_leaves",
-    "uncompiled", "wait_tensor", "zip_schema",
+    "CALL_MODULE",
+    "CALL_MODULE_NAME",
+    "RUN_BACKWARD_NAME",
+    "STEP_OPTIMIZER",
+    "WRAPPERS",
+    "BaseDataLoaderIter",
+    "FakeTensor",
+    "FakeTensorMode",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "TracingContext",
+    "autocast_of",
+    "buffers_of",
+    "c10d",
+    "cuda_sleep",
+    "current_autograd_node",
+    "disable_current_modes",
+    "disable_dynamo",
+    "dynamo_utils",
+    "fake_store",
+    "foreach_norm",
+    "is_flat_parameter",
+    "is_traceable_wrapper_subclass_type",
+    "profiler_enabled",
+    "sequence_number",
+    "tree_leaves",
+    "uncompiled",
+    "wait_tensor",
+    "zip_schema",
 ]  # fmt: skip
 
 c10d: Any = dist.distributed_c10d
@@ -84,6 +110,11 @@ def uncompiled(model: nn.Module) -> nn.Module:
 def is_flat_parameter(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is a parameter of FSDP1, of several parameters joined."""
     return getattr(tensor, "_is_flat_param", False)
+
+
+def autocast_of(entered: torch.autocast) -> str:
+    """Return the type of an autocast, such as ``bfloat16``, or ``off``."""
+    return str(entered.fast_dtype).removeprefix("torch.") if entered._enabled else "off"
 
 
 def buffers_of(module: nn.Module) -> tuple[Mapping[str, torch.Tensor | None], Collection[str]]:

@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_text
 from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
 from pytest_aorta.result.folder import TELEMETRY_FILE
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.worker.accelerator import device_kind, on_accelerator
+from pytest_aorta.worker.own_plan import own_plan
 
 
 class Workload(ABC):
@@ -100,16 +100,16 @@ class RankEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> RankEnv:
-        """Read RANK, WORLD_SIZE, LOCAL_RANK, AORTA_DEVICE and AORTA_COLLECTIVE_TIMEOUT_S.
+        """Read RANK, WORLD_SIZE, LOCAL_RANK and AORTA_DEVICE.
 
-        Without AORTA_DEVICE, the device is the accelerator that torch finds. The timeout is 600 s by default.
+        Without AORTA_DEVICE, the device is the accelerator that torch finds. Without a launch, the timeout is 600 s.
 
         Raises:
             RuntimeError: One of the first three variables is absent or not an integer, or the device is unknown.
-            ValueError: The timeout is not a number.
         """
         rank, size, local_rank = (_integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-        timeout_s = float(environ.get(variables.COLLECTIVE_TIMEOUT_S, "600"))
+        plan = own_plan()
+        timeout_s = plan.collective_timeout_s if plan is not None else 600.0
         return cls(rank, size, local_rank, device_kind(environ), timeout_s)
 
     def require(self, workload: str, min_world_size: int) -> None:

@@ -113,24 +113,6 @@ def test_wrong_marker_fails_its_own_test_in_setup_and_no_other(project):
     project.run("-v", shows=shows, passed=1, errors=2)
 
 
-HIDING = "import pytest\n@pytest.fixture\ndef workload(): return 1\n{marks}def test_one(workload): pass\n"
-
-
-@pytest.mark.parametrize(
-    ("given", "outcomes"),
-    [(["-W", "default::pytest.PytestWarning"], {"passed": 1, "warnings": 1}), (["-W", "error"], {"errors": 1})],
-)
-def test_fixture_that_hides_that_of_the_plugin_is_reported(project, given, outcomes):
-    project.write("test_toy.py", HIDING.format(marks="@pytest.mark.tolerance(nonsense='2%')\n"))
-    result = project.run(*given, **outcomes)
-    result.stdout.fnmatch_lines(["*a fixture named workload hides that of pytest-aorta: *markers are not checked*"])
-
-
-def test_fixture_of_the_same_name_is_not_reported_in_a_suite_without_markers_of_the_plugin(project):
-    project.write("test_toy.py", HIDING.format(marks=""))
-    project.run("-W", "error").assert_outcomes(passed=1)
-
-
 def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch(project):
     project.test_file(
         "import pytest\n@pytest.mark.tolerance(rtol=0.001)\n@pytest.mark.world(4, backend='gloo')\n"
@@ -139,35 +121,6 @@ def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch
     )
     result = project.run(passed=1, failed=1)
     result.stdout.fnmatch_lines(["E *SpecError: marker world(*): got an unexpected keyword argument 'backend', *"])
-
-
-IGNORED = ("-W", "ignore::pytest.PytestUnknownMarkWarning")
-ALONE = ("-p", "pytest_aorta.plugin.hooks", *IGNORED)
-
-
-TIMEOUT_PLUGIN = {
-    "not installed": (ALONE, "errors"),
-    "loaded by its module's name": ([*ALONE, "-p", "pytest_timeout"], "passed"),
-    "installed": ([], "passed"),
-    "blocked": (["-p", "no:timeout", *IGNORED], "passed"),
-}
-
-
-@pytest.mark.parametrize(("options", "outcome"), TIMEOUT_PLUGIN.values(), ids=TIMEOUT_PLUGIN)
-def test_marker_of_pytest_timeout_is_an_error_only_where_that_plugin_is_not_installed(
-    project, monkeypatch, options, outcome
-):
-    if ALONE[0] in options and ALONE[1] in options:
-        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    project.test_file(
-        "import pytest\n@pytest.mark.timeout(90)\n"
-        "def test_one(distributed_world): assert distributed_world.timeout_s == 300\n"
-        "@pytest.mark.timeout(90)\ndef test_without_launches(): pass\n"
-    )
-    result = project.run(*options)
-    assert result.parseoutcomes() == ({"passed": 1, "errors": 1} if outcome == "errors" else {"passed": 2})
-    if outcome == "errors":
-        result.stdout.fnmatch_lines(["*SpecError: marker timeout: *not installed*launch_timeout(SECONDS)"])
 
 
 def test_markers_are_documented(project):

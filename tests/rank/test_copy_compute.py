@@ -12,6 +12,7 @@ from aorta_workloads.copy_compute.copies import KINDS, Copy
 
 from pytest_aorta.worker import RankEnv, StepTimer, StreamSpans
 from tests.rank.settings import default_config
+from tests.unit.builders import as_rank_of, make_plan
 
 CPU = torch.device("cpu")
 NUMEL = 2**18
@@ -137,14 +138,13 @@ def test_times_of_the_other_variants_are_no_steps_on_a_device(tmp_path, monkeypa
 
 
 def test_launch_under_a_profiler_is_not_profiled_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_PROFILER", "nsys")
+    as_rank_of(make_plan(tmp_path / "run", profiler="nsys"), monkeypatch)
     result = launched(tmp_path, monkeypatch, profile_steps=2)
     assert (result.profile.steps, result.profile.kernels) == ([], {})
     assert result.profile.problem.startswith("nsys profiles the ranks")
 
 
 def test_launch_without_profiled_steps_leaves_the_trace_that_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
-    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    folder = as_rank_of(make_plan(tmp_path / "run", profiler="torch"), monkeypatch)
     assert launched(tmp_path, monkeypatch, profile_steps=0).profile.steps == []
-    assert (tmp_path / "trace.json.gz").exists()
+    assert (folder / "trace.json.gz").exists()

@@ -15,13 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
-from pytest_aorta.common import variables
 from pytest_aorta.plan.launch_plan import StepRecording
+from pytest_aorta.plan.world import World
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.series import Series
 from pytest_aorta.worker import Recorder, finite, overlap, profiling
 from pytest_aorta.worker.finite import NotFinite
 from pytest_aorta.worker.recorder import Recording
+from tests.unit.builders import as_rank_of, make_plan
 
 
 @pytest.fixture
@@ -414,8 +415,8 @@ def test_cause_of_no_step_is_named(recording, script, cause):
         recording.result()
 
 
-def test_simulated_script_that_ends_early_says_why_it_may(monkeypatch):
-    monkeypatch.setenv(variables.SIMULATED, "1")
+def test_simulated_script_that_ends_early_says_why_it_may(tmp_path, monkeypatch):
+    as_rank_of(make_plan(tmp_path, world=World(8, "cpu", simulated=(0,))), monkeypatch)
     with observing(warmup=3) as own:
         _kept = train(4)
         with pytest.raises(RuntimeError, match=r"made 4 steps, fewer than 5: .*simulated ranks exchange no values"):

@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from pytest_aorta.plan.options import ProfilerSchedule
 from pytest_aorta.result.trace import kineto as reading
 from pytest_aorta.result.trace.kineto import overlap_of_cpu, parse_trace, read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled, profiling
 from tests.rank.ranks import own_group
-from tests.unit.builders import broken_rule, make_rank
+from tests.unit.builders import as_rank_of, broken_rule, make_plan, make_rank
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
@@ -62,8 +63,12 @@ def group(tmp_path):
 @pytest.fixture
 def keeping(group, tmp_path, monkeypatch):
     """Keep traces in the test's folder, as a launch under torch's profiler does."""
-    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
-    monkeypatch.setenv("AORTA_PROFILER", "torch")
+
+    def keep(schedule=None):
+        words = schedule and ProfilerSchedule.parse(schedule)
+        return as_rank_of(make_plan(tmp_path, profiler="torch", profiler_schedule=words), monkeypatch)
+
+    return keep
 
 
 def test_collectives_beside_products_are_hidden_and_in_line_they_are_not(group):
@@ -97,25 +102,25 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     assert overlap_of_cpu(read_trace(path)) == capture
     assert read_trace(path)["distributedInfo"] == {"rank": 0, "world_size": 1, "backend": "gloo"}
     assert read_trace(path)["headStart"] is False
-    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    unasked = as_rank_of(make_plan(tmp_path / "unasked"), monkeypatch)
     capture_overlap(Training(beside=True).step, 1, CPU)
-    assert not (tmp_path / "trace.json.gz").exists()
-    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    assert not (unasked / "trace.json.gz").exists()
+    asked = as_rank_of(make_plan(tmp_path / "asked", profiler="torch"), monkeypatch)
     capture = capture_overlap(Training(beside=True).step, 1, CPU)
-    kept = read_trace(tmp_path / "trace.json.gz")
+    kept = read_trace(asked / "trace.json.gz")
     assert overlap_of_cpu(kept) == capture
     # Shapes and allocations are recorded on request.
     assert not [one for one in kept["traceEvents"] if one["name"] == "[memory]" or "Input Dims" in one.get("args", {})]
 
 
-def test_traces_follow_the_schedule_of_the_launch(keeping, tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "wait=2 warmup=1 active=3 repeat=2 shapes memory")
+def test_traces_follow_the_schedule_of_the_launch(keeping):
+    folder = keeping("wait=2 warmup=1 active=3 repeat=2 shapes memory")
     training = Training(beside=True)
     capture = capture_overlap(training.step, 1, CPU)
     # One step warms the profiler up and one is captured, before the steps of each repeat.
     assert training.count == 2 + 2 * (2 + 1 + 3)
     assert len(capture.steps) == 1
-    paths = sorted(tmp_path.glob("trace*"))
+    paths = sorted(folder.glob("trace*"))
     assert [path.name for path in paths] == ["trace-2.json.gz", "trace.json.gz"]
     for path in paths:
         kept = read_trace(path)
@@ -125,7 +130,8 @@ def test_traces_follow_the_schedule_of_the_launch(keeping, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("limit", "unit"), [("MAX_TRACE_BYTES", "bytes"), ("MAX_TRACE_VALUES", "values")])
-def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(keeping, tmp_path, monkeypatch, limit, unit):
+def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(keeping, monkeypatch, limit, unit):
+    folder = keeping()
     monkeypatch.setattr(reading, limit, 2_000)
     result = make_rank([1.0])
     with pytest.warns(UserWarning, match="overlap is not measured: the trace of one profiled step has"):
@@ -137,11 +143,11 @@ def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(keeping, tmp
         r"profile_steps: 0 to measure without overlap, or use fewer micro-batches per step",
         found.profile.problem,
     )
-    assert list(tmp_path.glob("trace*")) == []
+    assert list(folder.glob("trace*")) == []
 
 
-def test_kept_trace_beyond_the_limits_is_left_out(keeping, tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "active=1 repeat=2")
+def test_kept_trace_beyond_the_limits_is_left_out(keeping, monkeypatch):
+    folder = keeping("active=1 repeat=2")
     numbers = count()
 
     def parse_but_the_first_kept(path, data):
@@ -154,7 +160,7 @@ def test_kept_trace_beyond_the_limits_is_left_out(keeping, tmp_path, monkeypatch
     with pytest.warns(UserWarning, match=message):
         capture = capture_overlap(Training(beside=True).step, 1, CPU)
     assert (len(capture.steps), capture.problem) == (1, "")
-    assert [path.name for path in tmp_path.glob("trace*")] == ["trace-2.json.gz"]
+    assert [path.name for path in folder.glob("trace*")] == ["trace-2.json.gz"]
 
 
 class FakeProfiler:
@@ -372,8 +378,8 @@ def test_worker_and_profiler_load_neither_the_compiler_nor_dtensors():
 
 
 @pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
-def test_nothing_is_captured_under_a_profiler_that_has_the_device(monkeypatch, profiler):
-    monkeypatch.setenv("AORTA_PROFILER", profiler)
+def test_nothing_is_captured_under_a_profiler_that_has_the_device(tmp_path, monkeypatch, profiler):
+    as_rank_of(make_plan(tmp_path, profiler=profiler), monkeypatch)
     training = Training(beside=True)
     capture = capture_overlap(training.step, 2, torch.device("cuda"))
     assert (capture.steps, capture.metrics(), training.count) == ([], {}, 0)

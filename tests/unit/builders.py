@@ -235,6 +235,15 @@ def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
     return replace(defaults, **changes)
 
 
+def as_rank_of(plan: LaunchPlan, monkeypatch: Any) -> Path:
+    """Make this process rank 0 of a launch, as a rank's program does, and return the rank's folder."""
+    folder = plan.run_dir / "ranks" / "0"
+    folder.mkdir(parents=True)
+    (plan.run_dir / PLAN_FILE).write_text(json.dumps(to_builtins(plan)), encoding="utf-8")
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(folder))
+    return folder
+
+
 def make_script_plan(folder: Path, text: str, **changes: Any) -> LaunchPlan:
     """Write a script, and return the plan of its launch in the folder ``run`` beside it."""
     folder.mkdir(exist_ok=True)

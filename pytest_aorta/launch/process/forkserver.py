@@ -7,6 +7,7 @@ running launches have their own lifelines.
 
 import gc
 import importlib
+import json
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import without_collection, write_json
@@ -35,10 +36,6 @@ HOST = "127.0.0.1"
 CUDA_PROOF_S = 60.0
 # Importing from a cold network disk takes minutes.
 IMPORT_S = 200.0
-# Answers of a child that has tried an import: the server may import the module too, or must not, for the reason given.
-IMPORTED, KEPT_OUT = "imported", "it "
-# Answer of a child that has allocated memory on the device.
-ALLOCATED = "allocated"
 # The constructor of AdamW imports torch._dynamo.
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "pytest_aorta.worker.lifecycle")
 
@@ -214,8 +211,8 @@ class ForkServer:
             return problem
         if environ is not None and not self.is_proven:
             # torch.cuda.is_initialized misses some reasons why a forked child can't use the devices.
-            if (text := _answer_of_child(partial(_allocate, environ), CUDA_PROOF_S)) != ALLOCATED:
-                return f"a forked child can't allocate on the device: {text}"
+            if (answer := _answer_of_child(partial(_allocate, environ), CUDA_PROOF_S)).error:
+                return f"a forked child can't allocate on the device: {answer.error}"
             self.is_proven = True
         return None
 
@@ -235,13 +232,13 @@ class ForkServer:
         """
         for name in modules:
             answer = _answer_of_child(partial(_import_one, name), IMPORT_S)
-            if answer == IMPORTED:
+            if answer.error:
+                return f"it can't import {name}: {answer.error}"
+            if answer.effect:
+                self.kept_out.append(f"each rank imports {name}, because it {answer.effect} when it is imported")
+            else:
                 with without_collection():
                     importlib.import_module(name)
-            elif answer.startswith(KEPT_OUT):
-                self.kept_out.append(f"each rank imports {name}, because {answer} when it is imported")
-            else:
-                return f"it can't import {name}: {answer}"
             self.tried.add(name)
         if modules:
             _freeze()
@@ -316,27 +313,35 @@ def children() -> set[str]:
     return found
 
 
-def _answer_of_child(task: Callable[[], str], limit_s: float) -> str:
-    """Return the text that ``task`` returns in a forked child, or the reason why it failed."""
+class _Answer(NamedTuple):
+    """What a forked child has found: what its task does that a fork would lose, or why the task has failed."""
+
+    effect: str = ""
+    error: str = ""
+
+
+def _answer_of_child(task: Callable[[], str], limit_s: float) -> _Answer:
+    """Return what ``task`` returns in a forked child, or the reason why it failed."""
 
     def answer() -> int:
         try:
-            text = task()
+            found = _Answer(effect=task())
         except Exception as error:  # noqa: BLE001 - every error has to be reported
-            text = f"{type(error).__name__}: {error}"
-        os.write(write_fd, text.encode()[:4000])
+            found = _Answer(error=f"{type(error).__name__}: {error}"[:2000])
+        os.write(write_fd, json.dumps(found).encode())
         return 0
 
     read_fd, write_fd = os.pipe()
     pid = fork_apart(answer)
     os.close(write_fd)
-    text = f"no answer within {limit_s:g} s"
+    found = _Answer(error=f"no answer within {limit_s:g} s")
     if is_readable(read_fd, limit_s):
-        text = os.read(read_fd, 4000).decode(errors="replace") or "the child died"
+        text = os.read(read_fd, 1 << 16)
+        found = _Answer(*json.loads(text)) if text else _Answer(error="the child died")
     os.close(read_fd)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    return text
+    return found
 
 
 def num_threads() -> int:
@@ -362,7 +367,7 @@ def _allocate(environ: dict[str, str]) -> str:
     os.environ.clear()
     os.environ.update(environ)
     torch.zeros(1, device=environ[variables.DEVICE]).item()
-    return ALLOCATED
+    return ""
 
 
 def _import_one(name: str) -> str:
@@ -372,10 +377,10 @@ def _import_one(name: str) -> str:
     with without_collection():
         importlib.import_module(name)
     if started := [started for thread_id, started in _thread_names().items() if thread_id not in before]:
-        return f"{KEPT_OUT}starts {counted(len(started), 'thread')} ({', '.join(sorted(set(started)))})"
+        return f"starts {counted(len(started), 'thread')} ({', '.join(sorted(set(started)))})"
     if children():
-        return f"{KEPT_OUT}starts a process"
-    return f"{KEPT_OUT}initializes CUDA" if torch.cuda.is_initialized() else IMPORTED
+        return "starts a process"
+    return "initializes CUDA" if torch.cuda.is_initialized() else ""
 
 
 def main(argv: list[str]) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from multiprocessing.process import BaseProcess
@@ -25,7 +25,8 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.guard import ENDED, ENDING, state_of
-from pytest_aorta.result.folder import AGENT_FILE, ERROR_FILE, STOPPING_FILE, rank_folder, rank_pids
+from pytest_aorta.plan.launch_plan import read_plan
+from pytest_aorta.result.folder import AGENT_FILE, ERROR_FILE, PLAN_FILE, STOPPING_FILE, rank_folder, rank_pids
 
 # A file that the process of a rank creates, so that a child that inherits the rank's variables is no rank.
 _CLAIM = "claimed"
@@ -76,7 +77,7 @@ class _Rank:
         if not self.is_here or self.is_recorded:
             return
         self.is_recorded = True
-        os.environ.setdefault("WORLD_SIZE", os.environ[variables.OWN_RANKS])
+        os.environ.setdefault("WORLD_SIZE", str(_world_size()))
         from pytest_aorta.worker.lifecycle import observe_rank
 
         write_result = observe_rank(self.folder.parent.parent, self.folder)
@@ -134,6 +135,11 @@ def install() -> None:
         setattr(kind, name, _noting(getattr(kind, name), code))
     if (number := os.environ.get("RANK", "")).isdecimal() and "WORLD_SIZE" in os.environ:
         _own.become(int(number))
+
+
+@cache
+def _world_size() -> int:
+    return read_plan(Path(os.environ[variables.RUN_DIR]) / PLAN_FILE).world.size
 
 
 def _noting(wait: Callable[..., Any], code: str) -> Callable[..., Any]:
@@ -204,7 +210,7 @@ def _follow_optimizers(module: ModuleType) -> None:
 
     @wraps(make)
     def __init__(self: object, *args: Any, **keywords: Any) -> None:
-        if os.environ[variables.OWN_RANKS] == "1":
+        if _world_size() == 1:
             _own.become(0)
         _own.record()
         make(self, *args, **keywords)

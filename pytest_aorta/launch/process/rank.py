@@ -23,9 +23,12 @@ from typing import IO, Any
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import without_collection, write_json, write_text
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import STACKS_S, die_with
+from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.options import WRAPPERS
+from pytest_aorta.plan.world import World
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import STARTED, leave_mark
 from pytest_aorta.result.trace.rank_files import flight_records
@@ -51,7 +54,8 @@ _kept: list[BaseException] = []
 
 def main(run_dir: Path) -> None:
     """Run this rank's part of the plan, and leave as Python does up to the point at which it would free objects."""
-    take_simulated_rank(os.environ)
+    plan = read_plan(run_dir / names.PLAN_FILE)
+    take_simulated_rank(plan.world, os.environ)
     folder = names.rank_folder(run_dir, os.environ["RANK"])
     # The guard and the agent may have died while Python was starting: then no other process would end this rank.
     die_with(int(os.environ.pop(variables.AGENT_PID, os.getppid())))
@@ -83,7 +87,7 @@ def main(run_dir: Path) -> None:
             stream.flush()
     # Freeing objects would destroy process groups: gloo's destructor can deadlock, and threads of NCCL and gloo have
     # aborted processes that had succeeded.
-    if os.environ.get(variables.PROFILER) in WRAPPERS:
+    if plan.profiler in WRAPPERS:
         # These profilers write their traces in handlers of C's exit(), which frees no objects of Python.
         ctypes.CDLL(None).exit(code)
     os._exit(code)
@@ -127,16 +131,15 @@ def _give_up(folder: Path | None) -> None:
     os._exit(1)
 
 
-def take_simulated_rank(environ: MutableMapping[str, str]) -> None:
+def take_simulated_rank(world: World, environ: MutableMapping[str, str]) -> None:
     """Replace the number of this process, which its agent has set, by the rank of a simulated world; else do nothing.
 
     The simulated world is one host.
     """
-    if text := environ.get(variables.SIMULATED):
-        size, _, ranks = text.partition(":")
-        own = ranks.split(",")[int(environ["RANK"])]
-        environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), own))
-        environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size))
+    if world.simulated:
+        own = world.simulated[int(environ["RANK"])]
+        environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(own)))
+        environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world.size)))
 
 
 def exit_code(error: BaseException) -> int:
@@ -151,9 +154,7 @@ def prepare(folder: Path) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     stacks = (folder / names.STACKS_FILE).open("w", encoding="utf-8")
-    # The step timer counts steps in this file, so that a hang shows each rank's progress.
-    os.environ[variables.PROGRESS_FILE] = str(folder / names.PROGRESS_FILE)
-    # The worker writes traces and telemetry into this folder.
+    # The worker finds the plan above this folder, and writes progress, traces and telemetry into it.
     os.environ[variables.RANK_FOLDER] = str(folder)
     faulthandler.enable(stacks)
     # A fatal signal of a forked child, e.g. of a DataLoader's worker, is not the rank's: its stack goes to the log.
@@ -285,6 +286,7 @@ def write_error(folder: Path | None, error: BaseException) -> None:
         "time_ns": time_ns,
         "type": type(error).__name__,
         "message": _message(error)[:_MAX_MESSAGE],
+        "not_finite": to_builtins(getattr(error, "first", None)) if type(error).__name__ == _NOT_FINITE else None,
         "after": f"{type(cause).__name__}: {_message(cause)}"[:_MAX_MESSAGE] if cause else "",
         "traceback": _ends(text),
         "full_traceback": _ends("".join(traceback.format_exception(error))),

@@ -22,8 +22,9 @@ from pytest_aorta.common.files import UnreadableFile, raised_as, without_collect
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.process.rank import ask_for_evidence, make_store
 from pytest_aorta.launch.watch import is_readable
+from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.options import WRAPPERS
-from pytest_aorta.result.folder import AGENT_FILE, rank_pids
+from pytest_aorta.result.folder import AGENT_FILE, PLAN_FILE, rank_pids
 
 # The logger that names the ranks that torchrun stops.
 STOPPING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
@@ -188,7 +189,7 @@ if __name__ == "__main__":
     # The guard of another version may not set the variable.
     _die_with_guard(int(os.environ.pop(variables.GUARD_PID, os.getppid())))
     exit_code = main(sys.argv[1:])
-    if os.environ.get(variables.PROFILER) in WRAPPERS:
+    if read_plan(Path(sys.argv[1]) / PLAN_FILE).profiler in WRAPPERS:
         sys.exit(exit_code)  # these profilers write their traces when the process exits normally
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

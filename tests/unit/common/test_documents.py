@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.common.files import UnreadableFile, parse_json, read_bytes, read_json, read_regular, write_json_rows
+from pytest_aorta.common.files import UnreadableFile, parse_json, read_bytes, read_json, read_regular
+from pytest_aorta.common.model import write_json_rows
 from pytest_aorta.common.strict_yaml import read_yaml
 
 MAX_BYTES = 10_000

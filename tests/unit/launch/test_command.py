@@ -60,7 +60,6 @@ OF_RANKS = {
     "CPU hides": ({}, dict.fromkeys(VISIBLE, "0,1"), HIDDEN),
     "threads": ({}, {}, {"OMP_NUM_THREADS": "1"}),
     "own threads": ({}, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
-    "time limit": ({"timeout_s": 100.0}, {}, {"AORTA_COLLECTIVE_TIMEOUT_S": "80.000"}),
     "kernels": ({}, {"MKL_CBWR": "AVX2"}, CPU_KERNELS | {"MKL_CBWR": "AVX2"}),
     "kernels of a GPU host": ({"world": ON_GPUS}, {}, dict.fromkeys(CPU_KERNELS)),
     # The pins cost time, and bits of such a launch are not compared.
@@ -126,6 +125,8 @@ TIMED = {
     "declined": ({"spec": replace(SPEC, collective_timing=False)}, {}, None),
     "declined, caller asks": ({"spec": replace(SPEC, collective_timing=False)}, {"TORCH_NCCL_ENABLE_TIMING": "1"}, "1"),
     "script": ({}, {}, "1"),
+    "locates costs": ({"locates_costs": True}, {}, None),
+    "locates a difference": ({"record": StepRecording(hash_every_step=True)}, {}, None),
     "one rank": ({"world": World(1, "cuda", tuple(gpus(1)))}, {}, None),
 }
 

@@ -91,7 +91,7 @@ def test_processes_of_a_lost_guard_are_ended_in_a_process_with_many_open_files(t
 
 @crowded
 def test_forked_child_is_asked_in_a_process_with_many_open_files():
-    assert _answer_of_child(lambda: "yes", 30) == "yes"
+    assert _answer_of_child(lambda: "yes", 30).effect == "yes"
 
 
 def test_program_of_torchrun_ends_with_its_guard_when_it_has_many_open_files():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ColdLaunchWarning
-from pytest_aorta.launch.guarded import agent_command, launch_environment
+from pytest_aorta.launch.guarded import agent_command
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under
 from pytest_aorta.plan.options import LauncherKind, ProfilerSchedule
@@ -28,15 +28,6 @@ def test_wrapper_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_pat
     assert before[: len(first)] == [word.format(tmp_path) for word in first]
     assert {word.format(tmp_path) for word in others} <= set(before)
     assert bool(before) == bool(first)
-
-
-@pytest.mark.parametrize("profiler", [None, "torch", "nsys", "rocprofv3"])
-@pytest.mark.parametrize("schedule", [None, ProfilerSchedule.parse("wait=2 memory")])
-def test_ranks_are_given_the_profiler_and_the_schedule_of_their_own_launch(tmp_path, profiler, schedule):
-    plan = make_plan(tmp_path, profiler=profiler, profiler_schedule=schedule)
-    environ = launch_environment(plan, {"AORTA_PROFILER": "other", "AORTA_PROFILER_SCHEDULE": "active=7"})
-    assert environ.get("AORTA_PROFILER") == profiler
-    assert environ.get("AORTA_PROFILER_SCHEDULE") == (str(schedule) if schedule else None)
 
 
 def test_schedule_of_words_has_defaults_for_the_others():

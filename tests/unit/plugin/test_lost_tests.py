@@ -13,8 +13,8 @@ CRASHED = TestRecord("test_a.py::test_two", outcome="error", failure="worker 'gw
 
 
 @pytest.fixture
-def controller():
-    return Controller(Run(make_options()))
+def controller(pytestconfig):
+    return Controller(Run(pytestconfig, make_options()))
 
 
 def report(record: TestRecord, when: str = "call", outcome: str = "passed") -> pytest.TestReport:

@@ -64,6 +64,11 @@ def raised(time_ns: int, message: str = "boom", kind: str = "ValueError", text: 
     return {"error.json": json.dumps({"time_ns": time_ns, "type": kind, "message": message, "traceback": text})}
 
 
+def not_finite(time_ns: int, message: str, step: int, *, after: bool = False) -> Files:
+    error = json.loads(raised(time_ns, message, "NotFinite", "")["error.json"])
+    return {"error.json": json.dumps(error | {"not_finite": {"step": step, "is_after": after}})}
+
+
 def timed_out_at(line: int) -> Files:
     place = f'Traceback (most recent call last):\n  File "train.py", line {line}, in step\n    reduce()\n'
     return raised(1, TIMED_OUT, "RuntimeError", f"{place}RuntimeError: {TIMED_OUT}\n")
@@ -166,9 +171,9 @@ ERRORS = {
         Left({0: stuck(frames("/torch/a.py:wait"), 31) | RETURNED, 1: entered(31)}, exits={1: 3}),
         "rank 1 failed first: exit code 3", "  then rank 0: stopped in step 31\n"),
     "rank whose value is NaN first": (
-        Left({0: raised(1, "loss of rank 0 is nan first in step 11 of 30; look", "NotFinite", ""),
-              1: raised(2, "parameter a of rank 1 is NaN or infinite first after step 10; look", "NotFinite", "")}),
-        "rank 1 failed first: NotFinite: parameter a of rank 1 is NaN or infinite first after step 10",
+        Left({0: not_finite(1, "loss of rank 0 is nan first in step 11 of 30; look", 11),
+              1: not_finite(2, "parameter a of rank 1 is NaN first after step 10; look", 10, after=True)}),
+        "rank 1 failed first: NotFinite: parameter a of rank 1 is NaN first after step 10",
         "\n  then rank 0: NotFinite: loss of rank 0 is nan first in step 11 of 30"),
     "exit code before the errors of its peers": (
         Left({0: lost_peer(1), 1: log("first\nUSDT: profiler_start\nlast words\n")}, exits={1: 3}),

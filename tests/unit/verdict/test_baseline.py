@@ -126,7 +126,7 @@ def test_file_has_one_sorted_fact_a_line(tmp_path):
       for name in ("p50", "p99", "max")),
     *(("launches.0.facts.costs", [{"ranks": ranks, "costs": {}}], f"got ranks {ranks}, allowed is each rank once")
       for ranks in ([1, 2], [0, 0], [0, 5])),
-    ("launches.0.facts.launcher", "mpirun", "(torchrun|forkserver)"),
+    ("launches.0.facts.launcher", "MPI run", "^[a-z][a-z0-9_-]{0,39}$"),
     ("launches.0.facts.weight_hashes", {"3": "xyz"}, "^[0-9a-f]{16,64}$"),
     ("launches.0.facts.provenance.block", "here", 'provenance.block: got "here"; Expected `str` matching regex'),
     ("launches", [], "$.launches: Expected `array` of length >= 1"),

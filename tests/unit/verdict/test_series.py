@@ -38,8 +38,8 @@ def series(
         tensors=rows,
         hashes={step: "".join(row) * 16 for step, row in (weights or {}).items()},
     )
-    values = {"optimizer": "AdamW", "model": "DDP(Net)", "num_steps": max(1, len(loss)), "weights": held} | changes
-    return Series(loss={str(step): value for step, value in enumerate(loss, 1)}, **values)
+    values = {"optimizer": "AdamW", "model": "DDP(Net)", "num_steps": max(1, len(loss)), "weights": held}
+    return Series(loss={str(step): value for step, value in enumerate(loss, 1)}, **values | changes)
 
 
 def launch(*ranks: Series, **changes: Any) -> LaunchFacts:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common.files import without_collection
+from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.launch.process.rank import _shown_traceback, write_error
-from tests.unit.builders import run_python
+from tests.unit.builders import make_plan, run_python
 
 PROGRAM = """
 import atexit, os, signal, sys, threading, time, types
@@ -33,7 +34,7 @@ FORK = "pid = os.fork()\n    if pid == 0:\n        {child}\n    os.waitpid(pid, 
 
 
 def run(run_dir: Path, body: str) -> int:
-    (run_dir / "ranks" / "0").mkdir(parents=True)
+    prepare_folder(make_plan(run_dir))
     environ = os.environ | {"RANK": "0"}
     return run_python("-c", PROGRAM.format(body=body), str(run_dir), env=environ, capture_output=False).returncode
 
@@ -167,6 +168,7 @@ def test_long_message_does_not_displace_the_frames(tmp_path, capsys):
 IMPORTS = """
 import os, signal, sys, time
 from pathlib import Path
+from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.launch.process.rank import _leave_last_words
 
 stacks = Path(sys.argv[1], "stacks.txt")

@@ -1,0 +1,188 @@
+"""Sentences on what was edited, from what the steps of a script train with, what they do, and their first loss. Pure.
+
+A sentence is evidence, never a guess: it names values of both sides that differ.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from pytest_aorta.common.text import counted
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.series import OFF, SeriesFacts, Settings, other_ranks
+from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
+
+# Name of a setting -> what it is called. Others are hyperparameters of the optimizer, which have the names of torch.
+_NAMES = {
+    "lr": "the learning rate",
+    "weight_decay": "weight decay",
+    "batch": "the batch",
+    "backward passes": "the number of backward passes a step",
+    "mode": "the mode of the model",
+    "clipped to": "the norm that gradients are clipped to",
+    "trained elements": "the number of trained parameters",
+}
+# A setting with its new value -> the sentence, where the values alone would not tell.
+_SENTENCES = {
+    ("gradients", "added"): "gradients of the step before are no longer cleared (zero_grad)",
+    ("gradients", "cleared"): "gradients of the step before are cleared, and were added to (zero_grad)",
+}
+_RANDOM = "random numbers"
+# Cost -> what a part of it that changed means.
+_COSTS = {
+    Cost.COLLECTIVES: "{name}: {before} -> {after} calls a step",
+    Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float): {name}",
+}
+# What shows in the first step and what shows only in the second one are of one edit.
+_FIRST_STEPS = 2
+_MOST_LABELS = 3
+# The first step that differs, and the sentence.
+_Found: TypeAlias = Iterator[tuple[int, str]]
+
+
+class _Change(NamedTuple):
+    step: int
+    name: str
+    before: str
+    after: str
+    label: str = ""
+
+
+def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
+    """Return sentences on the first step that differs, of the kind of evidence that explains the others.
+
+    Other samples may follow from another batch, other collectives from other samples, and another loss from all of
+    these: so what a step trains with comes first, then its samples, then what it does, then its numbers.
+    """
+    if not launches or not others:
+        return []
+    here = launches[-1]
+    there = next((one for one in reversed(others) if any(series.settings for series in one.series)), others[-1])
+    pairs = list(zip(here.series, there.series, strict=False))
+    kinds = (
+        [found for pair in pairs for found in (*_classes(*pair), *_settings(*pair))],
+        [found for pair in pairs for found in _samples(*pair)],
+        [*_costs(here, there)],
+        [found for pair in pairs for found in (*_loss(*pair), *_length(*pair), *_random(*pair))],
+    )
+    found = next(filter(None, kinds), [])
+    first = max(min((step for step, _ in found), default=0), _FIRST_STEPS)
+    return list(dict.fromkeys(text for step, text in found if step <= first))
+
+
+def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on another class of optimizer or model."""
+    sides = (side.name.partition(" of ") for side in (there, here))
+    for what, before, after in zip(("the optimizer", "", "the model"), *sides, strict=True):
+        if what and before != after:
+            yield 0, f"{what} changed: {before or 'unknown'} -> {after or 'unknown'}"
+
+
+def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on each setting; one for all parameters for which it changed alike."""
+    sides = zip(here.settings, there.settings, strict=False)
+    changes = {change for one, other in sides for change in _changes(one, other)}
+    groups: dict[_Change, list[str]] = {}
+    for change in sorted(changes):
+        # A side that ends early has no settings of further steps.
+        if change.name != _RANDOM and change.step <= min(here.num_steps, there.num_steps):
+            groups.setdefault(change._replace(label=""), []).append(change.label)
+    every = {label for settings in here.settings for full in settings if (label := _split(full)[1])}
+    for change, labels in groups.items():
+        what = _NAMES.get(change.name, change.name) + _of(labels, every)
+        text = f"{what} changed: {change.before} -> {change.after}"
+        yield change.step, f"{_SENTENCES.get((change.name, change.after), text)} from step {change.step}"
+
+
+def _of(labels: Sequence[str], every: Iterable[str]) -> str:
+    if not any(labels) or {*labels} == {*every}:
+        return ""
+    more = f" and {counted(len(labels) - _MOST_LABELS, 'other')}" if len(labels) > _MOST_LABELS else ""
+    return f" of {', '.join(labels[:_MOST_LABELS])}{more}"
+
+
+def _changes(here: Settings, there: Settings) -> Iterator[_Change]:
+    """Yield the first change of each setting."""
+    for full in here.keys() | there.keys():
+        ours, theirs = here.get(full, {}), there.get(full, {})
+        for step in sorted(map(int, ours.keys() | theirs.keys())):
+            before, after = _at(theirs, step), _at(ours, step)
+            if before != after:
+                name, label = _split(full)
+                yield _Change(step, name, before, after, label)
+                break
+
+
+def _split(full: str) -> tuple[str, str]:
+    """Return the name of a setting, and the first parameter of the group that it is of."""
+    name, _, label = full.partition(" of ")
+    return name, label
+
+
+def _at(values: dict[str, str | float], step: int) -> str:
+    """Return the value in a step as text: that of the last change until then."""
+    changed = [known for known in values if int(known) <= step]
+    value = values[max(changed, key=int)] if changed else OFF
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    steps = sorted(map(int, here.batches.keys() & there.batches.keys()))
+    for step in steps:
+        if who := other_ranks(here.batches, there.batches, str(step)):
+            is_first = step == 1 or step - 1 in steps
+            when = f"from step {step} on" if is_first else f"at step {step} or before"
+            are_same = here.samples.get(str(step)) == there.samples.get(str(step))
+            what = "the same samples in another order" if are_same else "other samples"
+            yield step, f"data: {what} {when}, on {who}; look at the seed, shuffle, and sampler.set_epoch"
+            return
+
+
+def _costs(here: LaunchFacts, there: LaunchFacts) -> _Found:
+    """Yield a sentence on each collective, and read of a value, that came or went on the first rank that differs."""
+    for cost, text in _COSTS.items():
+        for name, before, after in _parts(here, there, cost):
+            yield 1, text.format(name=name, before=before, after=after)
+    flops = _parts(here, there, Cost.FLOPS)
+    ratios = {f"{after / before:.5g}" for _, before, after in flops if before}
+    if len(ratios) == 1 and len(flops) == len(here.costs[0].costs.flops):
+        yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
+
+
+def _parts(here: LaunchFacts, there: LaunchFacts, cost: Cost) -> list[tuple[str, int, int]]:
+    """Return the parts of a cost that differ, with both numbers, of the first rank that differs."""
+    ours, theirs = (by_rank(side.costs, cost) or {} for side in (here, there))
+    rank = next((rank for rank in sorted(ours.keys() & theirs.keys()) if ours[rank] != theirs[rank]), None)
+    if rank is None:
+        return []
+    names = sorted(ours[rank].keys() | theirs[rank].keys())
+    rows = [(name, theirs[rank].get(name, 0), ours[rank].get(name, 0)) for name in names]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on the loss of the first step, where weights are equal before it."""
+    first = [side.weights.get("0") for side in (here, there)]
+    pairs = [(one.get("1"), other.get("1")) for one, other in zip(here.loss, there.loss, strict=False)]
+    if first[0] is None or first[0] != first[1] or not any(one != other for one, other in pairs):
+        return
+    has_samples = bool(here.batches.get("1"))
+    equal = f"the loss of step 1 {{}} with equal weights{' and samples' if has_samples else ''}; look at "
+    ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
+    if len(ratios) == 1 and (ratio := ratios.pop()) != "1":
+        yield 1, equal.format(f"is {ratio} times as large") + "how it is scaled or averaged"
+    else:
+        yield (
+            1,
+            equal.format("differs") + f"{'' if has_samples else 'the data, '}the forward pass and the loss function",
+        )
+
+
+def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    if here.steps != there.steps:
+        yield min(here.num_steps, there.num_steps) + 1, f"{here.name} made {here.steps}, and {there.steps} before"
+
+
+def _random(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    sides = zip(here.settings, there.settings, strict=False)
+    if any(one.get(_RANDOM) != other.get(_RANDOM) for one, other in sides):
+        yield 1, f"{_RANDOM}: torch's generator had another state when the optimizer was made; look at the seed"

@@ -1,0 +1,160 @@
+"""What the steps of an optimizer train with: hyperparameters, batches and modes, noted in the steps where they change.
+
+Nothing here waits for a device: samples are copied there, and read when the script has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from pytest_aorta.result.series import OFF, Settings
+
+# Keys of a parameter group that are no hyperparameters of its own, or follow from others.
+_NOT_SHOWN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
+_NOT_SHOWN |= {"decoupled_weight_decay"}
+_VALUES = (bool, int, float, str)
+_LONGEST_VALUE = 200
+_MOST_GROUPS = 16
+# What changes in each step, such as a scheduled learning rate, is kept for the first steps and some later ones.
+_MOST_STEPS = 32
+_MOST_SAMPLES = 1024
+
+
+@dataclass
+class Inputs:
+    """What a script has done since the last step of an optimizer.
+
+    Attributes:
+        batch: What a loader returned last; None without a loader.
+        num_backward: Number of backward passes.
+        autocast: The type of the last autocast.
+        clipped_to: The norm that gradients were clipped to; None if they were not.
+    """
+
+    batch: object = None
+    num_backward: int = 0
+    autocast: str = OFF
+    clipped_to: float | None = None
+
+
+class Training:
+    """Settings of one optimizer's steps, from its first one on.
+
+    Attributes:
+        settings: Name of a setting -> step -> value from this step on.
+    """
+
+    def __init__(self, optimizer: Optimizer, names: Sequence[str], random: str) -> None:
+        self.settings: Settings = {}
+        self._labels = _labels(optimizer.param_groups, names)
+        self._keys = [
+            [key for key, value in group.items() if key not in _NOT_SHOWN and _is_plain(value)]
+            for group in optimizer.param_groups[:_MOST_GROUPS]
+        ]
+        self._values: list[list[Any]] = []
+        self._sources: tuple[object, ...] = ()
+        self._shapes: list[tuple[torch.Size, torch.dtype]] = []
+        self._samples: list[tuple[int, torch.Tensor]] = []
+        self._note(1, "random numbers", random)
+
+    def _note(self, step: int, name: str, value: object) -> None:
+        if not isinstance(value, float) or not math.isfinite(value):
+            value = str(value)[:_LONGEST_VALUE]
+        known = self.settings.setdefault(name, {})
+        if known.get(next(reversed(known), "")) != value and (step <= _MOST_STEPS or step.bit_count() == 1):
+            known[str(step)] = value
+
+    def note_gradients(self, step: int, optimizer: Optimizer) -> None:
+        """Note, before the first backward pass of a step, whether it adds to gradients."""
+        parts = (part for group in optimizer.param_groups for part in group["params"] if part.requires_grad)
+        first = next(parts, None)
+        self._note(step, "gradients", "added" if first is not None and first.grad is not None else "cleared")
+
+    def begin(
+        self,
+        step: int,
+        optimizer: Optimizer,
+        models: Iterable[torch.nn.Module],
+        inputs: Inputs,
+        *,
+        takes_samples: bool,
+    ) -> None:
+        """Note, before a step of the optimizer, its hyperparameters and what its gradients come from.
+
+        Most steps are as the one before, which has to be told in a few microseconds.
+        """
+        values = [[group[key] for key in keys] for group, keys in zip(optimizer.param_groups, self._keys, strict=False)]
+        if values != self._values:
+            self._values = values
+            for label, keys, row in zip(self._labels, self._keys, values, strict=False):
+                for key, value in zip(keys, row, strict=True):
+                    # The numbers of some optimizers are tensors on a device.
+                    if value is not False and _is_plain(value):
+                        self._note(step, f"{key}{label}", value)
+        is_training = all(model.training for model in models)
+        sources = inputs.clipped_to, inputs.num_backward, inputs.autocast, is_training
+        if sources != self._sources:
+            self._sources = sources
+            self._note(step, "clipped to", OFF if inputs.clipped_to is None else inputs.clipped_to)
+            self._note(step, "backward passes", inputs.num_backward)
+            self._note(step, "autocast", inputs.autocast)
+            self._note(step, "mode", "train" if is_training else "eval")
+        if tensors := [part for part in _flat([inputs.batch]) if isinstance(part, torch.Tensor)]:
+            shapes = [(part.shape, part.dtype) for part in tensors]
+            if shapes != self._shapes:
+                self._shapes = shapes
+                self._note(step, "batch", ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
+            first = tensors[0]
+            is_plain = type(first) is torch.Tensor and first.layout is torch.strided and not first.is_meta
+            if takes_samples and is_plain and first.dim() and first.numel():
+                # A loader may use the memory again.
+                self._samples.append((step, first.detach()[:_MOST_SAMPLES].clone()))
+
+    def look(self, step: int, models: Iterable[torch.nn.Module], parameters: Iterable[torch.Tensor]) -> None:
+        """Note what modules drop, and how many elements of the parameters are trained."""
+        kinds = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout)
+        every = (module for model in models for module in model.modules())
+        rates = {module.p for module in every if isinstance(module, kinds) and module.p}
+        self._note(step, "dropout", ", ".join(f"{rate:g}" for rate in sorted(rates)) or OFF)
+        self._note(step, "trained elements", sum(part.numel() for part in parameters if part.requires_grad))
+
+    def samples(self) -> dict[str, list[str]]:
+        """Return step -> hash of each sample of the batch, and wait for the device."""
+        return {
+            str(step): [
+                hashlib.blake2b(row.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+                for row in batch.cpu().reshape(len(batch), -1).contiguous()
+            ]
+            for step, batch in self._samples
+        }
+
+
+def _labels(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return what tells each of several parameter groups: its first parameter; empty of one group alone."""
+    if len(groups) == 1:
+        return [""]
+    labels, begin = [], 0
+    for group in groups[:_MOST_GROUPS]:
+        labels.append(f" of {names[begin]}" if begin < len(names) else "")
+        begin += len(group["params"])
+    return labels
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value is a number or text, or a tuple of these, and no tensor on a device."""
+    return isinstance(value, _VALUES) or (isinstance(value, tuple) and all(isinstance(part, _VALUES) for part in value))
+
+
+def _flat(parts: Iterable[Any]) -> Iterator[Any]:
+    for part in parts:
+        if isinstance(part, Mapping | list | tuple):
+            yield from _flat(part.values() if isinstance(part, Mapping) else part)
+        else:
+            yield part

@@ -1,0 +1,115 @@
+"""Sentences on what was edited, from the facts of both sides."""
+
+from typing import Any
+
+import pytest
+
+from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, CostsOfRanks
+from pytest_aorta.verdict.edits import edits
+from tests.unit.builders import make_facts
+from tests.unit.verdict.test_series import launch, series
+
+LR = {"lr": {"1": 0.01, "2": 0.009}}
+COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_local_scalar_dense": 4})
+GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
+
+
+def facts(*ranks: dict[str, Any], costs: Costs = COSTS, **changes: Any) -> Any:
+    of_ranks = [series(**{"loss": [1.0, 0.5], "weights": {"0": "aa"}} | rank | changes) for rank in ranks or ({}, {})]
+    return launch(*of_ranks, costs=[CostsOfRanks([*range(len(of_ranks))], costs)])
+
+
+CASES = {
+    "nothing": (facts(settings=LR), facts(settings=LR), []),
+    "scheduled rate": (
+        facts(settings={"lr": {"1": 0.01, "2": 0.0095}}),
+        facts(settings=LR),
+        ["the learning rate changed: 0.009 -> 0.0095 from step 2"],
+    ),
+    "one of two groups": (
+        facts(settings={"weight_decay of a": {"1": 0.1}, "weight_decay of b": {"1": 0.0}}),
+        facts(settings={"weight_decay of a": {"1": 0.1}, "weight_decay of b": {"1": 0.1}}),
+        ["weight decay of b changed: 0.1 -> 0 from step 1"],
+    ),
+    "all groups": (
+        facts(settings={"lr of a": {"1": 0.1}, "lr of b": {"1": 0.1}}),
+        facts(settings={"lr of a": {"1": 0.2}, "lr of b": {"1": 0.2}}),
+        ["the learning rate changed: 0.2 -> 0.1 from step 1"],
+    ),
+    "two readings": (
+        facts(settings=LR | {"mode": {"1": "eval"}}),
+        facts(settings={"lr": {"1": 0.02}, "mode": {"1": "train"}}),
+        [
+            "the learning rate changed: 0.02 -> 0.01 from step 1",
+            "the mode of the model changed: train -> eval from step 1",
+        ],
+    ),
+    "what follows is left out": (
+        facts(settings={"lr": {"1": 0.01, "9": 0.001}, "dropout": {"1": "off"}}, num_steps=9),
+        facts(settings={"lr": {"1": 0.01}, "dropout": {"1": "0.1"}}, num_steps=9),
+        ["dropout changed: 0.1 -> off from step 1"],
+    ),
+    "gradients": (
+        facts(settings={"gradients": {"2": "added"}}),
+        facts(settings={"gradients": {"2": "cleared"}}),
+        ["gradients of the step before are no longer cleared (zero_grad) from step 2"],
+    ),
+    "optimizer": (facts(optimizer="SGD"), facts(), ["the optimizer changed: AdamW -> SGD"]),
+    "order over ranks": (
+        facts({"samples": {"1": ["b", "a"]}}, {"samples": {"1": ["c"]}}),
+        facts({"samples": {"1": ["a", "b"]}}, {"samples": {"1": ["c"]}}),
+        [
+            "data: the same samples in another order from step 1 on, on rank 0; look at the seed, shuffle, and "
+            "sampler.set_epoch"
+        ],
+    ),
+    "samples of a later step": (
+        facts(samples={"1": ["a"], "8": ["c"]}),
+        facts(samples={"1": ["a"], "8": ["b"]}),
+        ["data: other samples at step 8 or before, on all ranks; look at the seed, shuffle, and sampler.set_epoch"],
+    ),
+    "collective": (
+        facts(costs=COSTS),
+        facts(costs=COSTS.replace(collectives=[GATHER])),
+        ["all_gather over 2 ranks, float32: 2 -> 0 calls a step"],
+    ),
+    "read of a value": (
+        facts(costs=COSTS.replace(host_copies={"aten::_local_scalar_dense": 5})),
+        facts(),
+        ["the host reads a value 4 -> 5 times a step (.item(), print, float): aten::_local_scalar_dense"],
+    ),
+    "batch of no loader": (
+        facts(costs=COSTS.replace(flops={"aten::mm": 4, "aten::addmm": 2})),
+        facts(),
+        ["each operator computes 0.5 times as much; look at the batch and the length of samples"],
+    ),
+    "scaled loss": (
+        facts(loss=[2.0, 0.5]),
+        facts(),
+        ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
+    ),
+    "other loss of ranks": (
+        facts({"loss": [2.0, 0.5]}, {"loss": [3.0, 0.5]}),
+        facts(),
+        ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
+    ),
+    "random numbers": (
+        facts(settings={"random numbers": {"1": "aa"}}),
+        facts(settings={"random numbers": {"1": "bb"}}),
+        ["random numbers: torch's generator had another state when the optimizer was made; look at the seed"],
+    ),
+    "number of steps": (
+        facts(num_steps=5, settings={"lr": {"1": 0.1}}),
+        facts(num_steps=4, settings={"lr": {"1": 0.1, "5": 0.2}}),
+        ["AdamW of DDP(Net) made 5 steps, and 4 steps before"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("here", "there", "expected"), CASES.values(), ids=CASES)
+def test_sentence_names_what_differs_first(here, there, expected):
+    assert edits([here], [there]) == expected
+
+
+def test_workload_without_recorded_optimizers_has_no_sentence():
+    assert edits([make_facts()], [make_facts()]) == []
