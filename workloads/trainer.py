@@ -2,13 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import torch
 
-from pytest_aorta.worker import Delay, drop_data
+from pytest_aorta.worker import Delay, RankResult, drop_data
 
+from .common.torch_private import dynamo_config
 from .config import LlamaSettings
 from .distributed.activation_checkpoint import checkpoint_blocks, describe
 from .distributed.context import key_lengths, own_positions
@@ -84,6 +86,12 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         for part in self._parts:
             self.prepare(part)
         return model
+
+    def run(self) -> RankResult:
+        """Train; graphs hold as symbols how many tokens ranks exchange, which they read on the host."""
+        symbols = dynamo_config.patch(capture_scalar_outputs=True) if self._mesh.experts is not None else nullcontext()
+        with symbols:
+            return super().run()
 
     def make_hashes(self) -> StepHashes:
         """Return the hashes of the whole model, whose stages are on several ranks."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .gradients import by_mesh, own_shard
+from .torch_private import foreach_add_
 
 
 def make_adamw(
@@ -55,7 +56,7 @@ class CompiledAdamW(torch.optim.AdamW):
         states = [self.state[parameter] for parameter in parameters]
         if not states:
             return
-        torch._foreach_add_([state["step"] for state in states], 1)
+        foreach_add_([state["step"] for state in states], 1)
         # All parameters of a group have gradients in every step, or in none.
         number = float(states[0]["step"])
         (beta1, beta2), lr = group["betas"], float(group["lr"])

@@ -9,6 +9,7 @@ is in the oldest supported version of torch:
 - collectives that autograd and compilers follow: with ``torch.distributed`` functions that compilers trace;
 - ``capture_scalar_outputs`` of dynamo's config, with which graphs hold numbers that the host reads as symbols: with an
   option of ``torch.compile``;
+- one addition to many tensors: with a public name of ``_foreach_add_``;
 - FSDP2's meshes of single parameters: with a public name of ``ShardPlacementResult``, which torch 2.12 has added;
 - the pool of symmetric memory, for torch 2.11: with torch 2.11;
 - the placement of a parameter that both tensor and data parallelism shard: with a public name of ``_StridedShard``.
@@ -18,6 +19,7 @@ import torch._dynamo.config as dynamo_config
 import torch._inductor as inductor
 import torch.distributed._functional_collectives as functional_collectives
 import torch.distributed._symmetric_memory as symmetric_memory
+from torch import _foreach_add_ as foreach_add_
 from torch._higher_order_ops.flex_attention import create_fw_bw_graph
 from torch._higher_order_ops.flex_attention import flex_attention as flex_forward
 from torch._higher_order_ops.flex_attention import flex_attention_backward as flex_backward
@@ -30,6 +32,6 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 
 __all__ = [
     "CustomGraphPass", "CustomPartitionerFn", "FakeTensor", "FakeTensorMode", "StridedShard", "TorchDispatchMode",
-    "create_fw_bw_graph", "disable_current_modes", "dynamo_config", "flex_backward",
-    "flex_forward", "fsdp_common", "functional_collectives", "get_hash_for_files", "inductor", "symmetric_memory",
+    "create_fw_bw_graph", "disable_current_modes", "dynamo_config", "flex_backward", "flex_forward",
+    "foreach_add_", "fsdp_common", "functional_collectives", "get_hash_for_files", "inductor", "symmetric_memory",
 ]  # fmt: skip

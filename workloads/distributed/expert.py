@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from ..common.gradients import own_shard
-from ..common.torch_private import dynamo_config, functional_collectives
+from ..common.torch_private import functional_collectives
 from ..models.common.dtensors import distribute_parameter
 from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows
 from .parallel_dims import ParallelMesh
@@ -37,8 +37,6 @@ def dispatch_tokens(model: nn.Module, mesh: DeviceMesh, *, evenly: bool) -> None
 
     ``evenly`` is for tensors without data, whose router scores do not say how many tokens ranks exchange.
     """
-    # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
-    dynamo_config.capture_scalar_outputs = True
     dispatcher = EvenDispatcher if evenly else AllToAllDispatcher
     for module in model.modules():
         if isinstance(module, MoeFeedForward):

@@ -183,7 +183,7 @@ def estimate_ms(node: fx.Node, size_bytes: int | None = None) -> float | None:
     The estimate is the time of a kernel launch plus bytes, or floating-point operations, divided by an H200's rate.
     """
     target = node.target
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional":
+    if isinstance(target, torch_private.OpOverload) and target.namespace == "_c10d_functional":
         moved = max(map(_bytes, [node, *node.all_input_nodes])) if size_bytes is None else size_bytes
         return _LAUNCH_MS + moved / _LINK_BYTES_PER_MS
     count = flop_registry.get(getattr(target, "overloadpacket", target))

@@ -4,6 +4,7 @@ Torch has nothing public in their place. Each goes when its replacement is in th
 
 - ``compile_fx`` and ``boxed_nop``, the last steps of a backend that has seen the graph's inputs: with a public way from
   a backend to inductor, and to a graph that frees each input after its last use;
+- the class of operators in a graph: with a public name;
 - merges of collectives: with buckets by the parameters' order in torch's own bucketing;
 - dependencies that inductor keeps, and the scheduler by estimated times: with a scheduler that needs no formulas where
   estimates are given. Torch 2.13 evaluates its own formulas even then, and on ranks without Triton they raise.
@@ -21,9 +22,10 @@ from torch._inductor.fx_passes.bucketing import (
 )
 from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
 from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_compute_node, schedule_overlap_bucketing
+from torch._ops import OpOverload
 
 __all__ = [
-    "OverlapScheduler", "boxed_nop", "compile_fx", "is_compute_node", "merge_all_gather_bucket",
+    "OpOverload", "OverlapScheduler", "boxed_nop", "compile_fx", "is_compute_node", "merge_all_gather_bucket",
     "merge_all_reduce_bucket", "merge_reduce_scatter_bucket", "pre_bucket", "preserve_node_ordering",
     "schedule_overlap_bucketing",
 ]  # fmt: skip
