@@ -13,7 +13,8 @@ from ..config import AxisDegrees
 
 # The names of the mesh's dimensions, outermost first.
 PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "fsdp", "tp"
-_CONTEXT = "cp"
+# Those of the mesh of sequences, besides PIPELINE and TENSOR.
+_DATA, _CONTEXT = "data", "cp"
 # The two dimensions that SHARD is split into for the parameters of experts.
 _EXPERT_SHARD, _EXPERT = "expert_fsdp", "ep"
 
@@ -157,7 +158,7 @@ def _context_mesh(degrees: ParallelDims, device_type: str) -> DeviceMesh | None:
     return init_device_mesh(
         device_type,
         (degrees.pipeline_parallel, degrees.data_parallel, degrees.context_parallel, degrees.tensor_parallel),
-        mesh_dim_names=(PIPELINE, "data", _CONTEXT, TENSOR),
+        mesh_dim_names=(PIPELINE, _DATA, _CONTEXT, TENSOR),
         backend_override={_CONTEXT: dist.get_backend()},
     )[_CONTEXT]
 
