@@ -9,7 +9,6 @@ import torch
 
 from pytest_aorta.worker import Delay, drop_data
 
-from .combinations import check_combinations
 from .config import LlamaSettings
 from .distributed.activation_checkpoint import checkpoint_blocks, describe
 from .distributed.context import key_lengths, own_positions
@@ -54,8 +53,7 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         return True
 
     def check(self) -> None:
-        """Raise ValueError for config keys that contradict each other, and RuntimeError if float8 can't be computed."""
-        check_combinations(self.name, self.config, device=self._device.type, ranks=self._env.world_size)
+        """Raise ValueError if the degrees do not divide the world, and RuntimeError if float8 can't be computed."""
         self._degrees = ParallelDims.of_world(self._settings.degrees, self._env.world_size)
         if self._settings.float8_linear:
             check_float8(self._device)

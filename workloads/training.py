@@ -27,6 +27,7 @@ from .common.determinism import use_deterministic_algorithms
 from .common.gradients import clip_factor, clip_gradients, total_norm, whole_norm
 from .common.learning_rate import LearningRate
 from .common.result import GroupWorkload, peak_memory_metrics, timed_result
+from .common.rules import check_rules
 from .common.settings import TrainingSettings, read_settings
 from .hashing import StepHashes
 
@@ -51,9 +52,8 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         """Return the config as typed values."""
         return read_settings(self.settings_type, self.config)
 
-    @abstractmethod
     def check(self) -> None:
-        """Raise ValueError for config keys that contradict each other; called in the process group."""
+        """Raise an error for what this world or device can't run, in the process group; nothing by default."""
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -92,6 +92,8 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         settings = self._settings = self.read_settings()
         settings.prepare_environment()
         self._env, self._device = env, env.join(self.name)
+        given = {**self.config, "device": self._device.type, "ranks": env.world_size}
+        check_rules(settings.rules(self._device.type, env.world_size), given)
         self.check()
         settings.lr_schedule.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
@@ -101,8 +103,8 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         self._model = self.build()
         kind = self.config.get("optimizer", "fused")
         self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay, kind)
-        given = settings.load_checkpoint
-        first = 0 if given is None else checkpoint.load(given, self._state())
+        loaded = settings.load_checkpoint
+        first = 0 if loaded is None else checkpoint.load(loaded, self._state())
         last = first + settings.warmup + settings.steps
         self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, first, last)
         self._hashes = self.make_hashes()

@@ -78,7 +78,8 @@ def _finding_lines(record: TestRecord) -> Iterator[str]:
 
 def _unshown_notes(record: TestRecord) -> list[Note]:
     """Return the notes that the failure does not contain; pytest prints no failure of a retried attempt."""
-    unshown = (one for one in record.comparisons if not (record.has_failed and one.failing))
+    # A comparison without a verdict that has notes has failed for lack of anything to compare.
+    unshown = (one for one in record.comparisons if not (record.has_failed and (one.failing or not one.rows)))
     return [note for one in unshown for note in one.notes]
 
 

@@ -255,6 +255,7 @@ def _diagnose(launch: _Launch) -> LaunchFailure:
     unwatched = launch.outcome.detail or "the process that watches the ranks was killed"
     stacks = _positions(rank for rank in launch.ranks if rank.frames)
     left = f"{_names(unfinished)} left no result" if unfinished else "every rank left its result"
+    first_absent = min((rank.rank for rank in launch.absent), default=None)
     has_outlived = not unfinished and (status == 0 or (is_at_limit and not stacks))
     rows: Sequence[tuple[object, LaunchFailure | Callable[[_Launch], LaunchFailure]]] = (
         (not launch.has_folder, LaunchFailure(FailureKind.RESULTS_DELETED, deleted)),
@@ -274,7 +275,12 @@ def _diagnose(launch: _Launch) -> LaunchFailure:
             not any(rank.started for rank in launch.ranks),
             LaunchFailure(FailureKind.RENDEZVOUS, f"no rank started; {end}", tail),
         ),
-        (starts_ranks and launch.absent, _never_reported),
+        (
+            starts_ranks and launch.absent,
+            LaunchFailure(
+                FailureKind.RESULT_MISSING, f"{_names(launch.absent)} never reported; {end}", tail, first_absent
+            ),
+        ),
         (has_outlived, LaunchFailure(FailureKind.PROCESS_LEFT, f"a process outlived the launch; {end}")),
         (is_at_limit and (not unfinished or all(rank.returned for rank in launch.ranks)), _not_left),
         (is_at_limit, _hang),
@@ -290,11 +296,6 @@ def _diagnose(launch: _Launch) -> LaunchFailure:
     )
     found = next(diagnosis for applies, diagnosis in rows if applies)
     return found if isinstance(found, LaunchFailure) else found(launch)
-
-
-def _never_reported(launch: _Launch) -> LaunchFailure:
-    headline = f"{_names(launch.absent)} never reported; {launch.end}"
-    return LaunchFailure(FailureKind.RESULT_MISSING, headline, launch.agent_tail, launch.absent[0].rank)
 
 
 def _cannot_write(folder: Path) -> str:

@@ -19,12 +19,7 @@ from pytest_aorta.session.recording import record
 from pytest_aorta.session.rounds import in_pairs, passed
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
 from pytest_aorta.session.world import DistributedWorld, check_result
-from pytest_aorta.verdict.bitwise import (
-    STEP_METRICS,
-    from_first_step,
-    joined,
-    split,
-)
+from pytest_aorta.verdict.bitwise import STEP_METRICS, from_first_step, joined, split
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.verdicts import Verdicts
 

@@ -18,9 +18,7 @@ from pytest_aorta.verdict.metrics import (
     own_metrics,
 )
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
-from pytest_aorta.verdict.verdicts import (
-    Reason,
-)
+from pytest_aorta.verdict.verdicts import Reason
 
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")

@@ -65,17 +65,12 @@ class StoredCase:
 
     Attributes:
         baseline: The baseline.
+        variance: Returns the variance of a metric's launches without a prior; it is computed once.
     """
 
     def __init__(self, baseline: Baseline) -> None:
         self.baseline = baseline
-        self._variances: dict[str, VarianceComponents] = {}
-
-    def variance(self, metric: Metric) -> VarianceComponents:
-        """Return the variance of a metric's launches without a prior; it is computed once."""
-        if metric.name not in self._variances:
-            self._variances[metric.name] = observed(transformed_by_revision(metric, self.baseline))
-        return self._variances[metric.name]
+        self.variance = cache(lambda metric: observed(transformed_by_revision(metric, baseline)))
 
 
 def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> VarianceComponents:

@@ -11,15 +11,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_applicable, not_profiled, profiled
 from pytest_aorta.verdict.environment import changes, lost_reproducibility, other_device
-from pytest_aorta.verdict.metrics import (
-    Direction,
-    Metric,
-    MetricKind,
-    Origin,
-    Tolerance,
-    Value,
-    middle,
-)
+from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL, Decision, Outcome
 from pytest_aorta.verdict.verdicts import (

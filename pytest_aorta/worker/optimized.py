@@ -128,6 +128,8 @@ class Optimized:
         self.timer = StepTimer(device, has_progress=False)
         self.counter: StepCounter | None = None
         self.capture: ScriptCapture | None = None
+        # Which of both has begun last.
+        self._begun: StepCounter | ScriptCapture | None = None
         self._profiled_until = 0
         # The optimizers that stepped in the counted step, this one too.
         self.counted_with: set[Optimized] = set()
@@ -156,7 +158,8 @@ class Optimized:
     @property
     def running(self) -> StepCounter | ScriptCapture | None:
         """The count or the profile of the step that has begun."""
-        return next((one for one in (self.counter, self.capture) if one is not None and one.is_running), None)
+        begun = self._begun
+        return begun if begun is not None and begun.is_running else None
 
     def note_step(self, other: Optimized) -> None:
         """Note a step of any optimizer, which is a part of this one's step; end a profile that would not end."""
@@ -223,19 +226,18 @@ class Optimized:
             return False
         if may_profile and self.timer.num_steps >= TIMED_STEPS:
             self.capture = self.capture or ScriptCapture(self.timer.device, self._prepared)
-        begun: StepCounter | ScriptCapture | None = None
         if may_profile and self.capture is not None and self.capture.is_open:
-            begun = self.capture
+            self._begun = self.capture
         elif may_profile and self._is_count_due and not is_covered:
             self._is_count_due = False
-            begun = self.counter = StepCounter(self.timer.device, self._prepared)
-        if begun is not None:
-            begun.begin()
-            self._profiled_until = self.num_steps + 1
-            return begun.is_running
-        if left <= 0:
-            self.timer.open()
-        return False
+            self._begun = self.counter = StepCounter(self.timer.device, self._prepared)
+        else:
+            if left <= 0:
+                self.timer.open()
+            return False
+        self._begun.begin()
+        self._profiled_until = self.num_steps + 1
+        return self._begun.is_running
 
     def belongs_to(
         self,

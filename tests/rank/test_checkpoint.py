@@ -9,7 +9,7 @@ import pytest
 import torch
 from aorta_workloads import checkpoint
 from aorta_workloads.common.adamw import make_adamw
-from aorta_workloads.common.rules import CHECKPOINT_RULES, check_rules
+from aorta_workloads.common.rules import check_rules, checkpoint_rules
 from torch import nn
 
 from tests.unit.builders import run_python
@@ -62,7 +62,7 @@ def try_all_moments(folder):
         torn = f"{folder}/{moment}"
         save_until(torn, moment)
         try:
-            check_rules(CHECKPOINT_RULES, {"save_checkpoint": None, "load_checkpoint": torn})
+            check_rules(checkpoint_rules(None, torn), {"save_checkpoint": None, "load_checkpoint": torn})
         except ValueError as refused:
             print(str(refused).rpartition(": ")[2])
             continue

@@ -1,12 +1,21 @@
 """Combinations of keys that the Llama workloads refuse; each message begins with the keys and their values."""
 
+import warnings
+
 import pytest
-from aorta_workloads.combinations import check_combinations
+from aorta_workloads.common.rules import check_rules
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 
 from tests.distributed.layouts import COLUMNS, LAYOUTS
-from tests.rank.settings import default_config
+from tests.rank.settings import default_config, make_settings
+
+with warnings.catch_warnings():
+    # Inductor's own imports warn.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
 
 FSDP2, SIMPLE = "llama_fsdp2", "llama_simple_fsdp"
+SETTINGS = {FSDP2: LlamaFsdp2Settings, SIMPLE: LlamaSimpleFsdpSettings}
 EAGER = {"backend": "eager"}
 STEP, CAPTURED = {"trace": "step"}, {"trace": "step", "cuda_graphs": True}
 EXPERTS, LATENT = {"num_experts": 4}, {"kv_lora_rank": 16, "qk_rope_head_dim": 4}
@@ -20,7 +29,9 @@ ON_GPU = {"device": "cuda", "ranks": 1}
 
 
 def check(workload, device="cpu", ranks=8, **keys):
-    check_combinations(workload, default_config(workload, **keys), device=device, ranks=ranks)
+    settings = make_settings(SETTINGS[workload], workload, **keys)
+    given = {**default_config(workload, **keys), "device": device, "ranks": ranks}
+    check_rules(settings.rules(device, ranks), given)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)

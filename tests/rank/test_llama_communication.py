@@ -10,7 +10,7 @@ import torch.distributed as dist
 from aorta_workloads.distributed.fsdp2 import check_all_gather, gather_symmetrically, reduce_into_memory_of_compute
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.distributed.tensor import apply_tensor_parallel
-from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Settings
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.models import build_model
 from aorta_workloads.models.config import ModelConfig
 from aorta_workloads.passes.async_tensor import micro_pipeline_options

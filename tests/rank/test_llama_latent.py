@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Settings
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.feed_forward import FeedForward
 from aorta_workloads.models.common.moe import MoeFeedForward

@@ -12,7 +12,8 @@ from aorta_workloads.config import MemorySettings
 from aorta_workloads.distributed.activation_checkpoint import LADDER, choices, describe
 from aorta_workloads.distributed.memory import Activations, Gathering, StepMemory, Unit, decide, estimate, own_budget
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
-from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Settings, LlamaFsdp2Workload
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed._tools.mem_tracker import MemTracker

@@ -9,10 +9,11 @@ from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule
 from aorta_workloads.common.rules import check_rules
 from aorta_workloads.common.streams import InlineStream
+from aorta_workloads.ddp_overlap.workload import DdpOverlapSettings
 from aorta_workloads.ranking.data import Batch, InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
-from aorta_workloads.ranking.settings import RULES, RankingSettings
+from aorta_workloads.ranking.settings import RankingSettings
 from aorta_workloads.ranking.workload import RankingWorkload
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,9 +204,15 @@ def test_gradients_that_backward_did_not_make_are_an_error():
     ],
 )
 def test_keys_that_contradict_each_other_are_an_error_that_says_what_to_do(workload, changes, message, right):
+    settings_type = {"ranking": RankingSettings, "ddp_overlap": DdpOverlapSettings}[workload]
+
+    def check(**keys):
+        rules = make_settings(settings_type, workload, **keys).rules("cpu", 1)
+        check_rules(rules, default_config(workload, **keys))
+
     with pytest.raises(ValueError, match=message):
-        check_rules(RULES, default_config(workload, **changes))
-    check_rules(RULES, default_config(workload, **changes | right))
+        check(**changes)
+    check(**changes | right)
 
 
 def test_gradients_are_divided_by_the_scale_before_they_are_clipped(monkeypatch):

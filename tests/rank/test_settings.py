@@ -10,7 +10,7 @@ from aorta_workloads.common.settings import read_settings
 from aorta_workloads.copy_compute.workload import CopyComputeSettings
 from aorta_workloads.ddp_overlap.workload import DdpOverlapSettings
 from aorta_workloads.fsdp.settings import Settings as FsdpSettings
-from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Settings
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.ranking.settings import RankingSettings
 
 from pytest_aorta.plan.workloads import find_workload
@@ -19,7 +19,7 @@ from tests.rank.settings import default_config, make_settings
 with warnings.catch_warnings():
     # Inductor's own imports warn.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from aorta_workloads.llama_simple_fsdp.workload import LlamaSimpleFsdpSettings
+    from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
 
 SETTINGS = {
     "copy_compute": CopyComputeSettings, "ddp_overlap": DdpOverlapSettings, "fsdp": FsdpSettings,

@@ -1,6 +1,6 @@
 """A workload's config as a frozen dataclass, so that every key has a type and is read once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
 
@@ -8,6 +8,7 @@ import torch
 
 from .faults import Fault
 from .learning_rate import LearningRateSchedule
+from .rules import Rule, checkpoint_rules
 
 _T = TypeVar("_T")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,6 +40,11 @@ class HashSettings:
     hash_tensors: tuple[str, ...] = ()
     hash_tensors_step: int | None = None
 
+    @property
+    def hashes_boundaries(self) -> bool:
+        """Return whether inputs and outputs of modules are hashed."""
+        return not {"forward", "backward"}.isdisjoint(self.hash_tensors)
+
 
 @dataclass(frozen=True)
 class TrainingSettings:
@@ -62,6 +68,11 @@ class TrainingSettings:
     hash_every: int
     hash_operators_step: int | None
     fault: Fault
+
+    def rules(self, device: str, ranks: int) -> Iterator[Rule]:  # noqa: ARG002
+        """Yield the combinations of keys that a launch of ``ranks`` on ``device`` refuses."""
+        yield from checkpoint_rules(self.save_checkpoint, self.load_checkpoint)
+        yield "hash_operators_step steps", (self.hash_operators_step or 0) > self.steps, "this step is not measured"
 
     def prepare_environment(self) -> None:
         """Set the variables that libraries read when the process group is made; none by default."""

@@ -1,10 +1,12 @@
 """The ``ddp_overlap`` workload."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
+from ..common.rules import Rule
 from ..ranking.model import RankingModel
 from ..ranking.settings import ClickSettings
 from ..ranking.training import Forward, RankingTraining
@@ -22,6 +24,11 @@ class DdpOverlapSettings(ClickSettings):
     bucket_cap_mb: float
     gradient_as_bucket_view: bool
     static_graph: bool
+
+    def rules(self, device: str, ranks: int) -> Iterator[Rule]:
+        """Yield the combinations of keys that a launch refuses."""
+        yield from super().rules(device, ranks)
+        yield self.unscaled("compute_dtype", self.compute_dtype)
 
 
 class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):

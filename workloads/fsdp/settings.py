@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..common.rules import CHECKPOINT_RULES, Rule, check_rules
+from ..common.rules import Rule, check_rules, checkpoint_rules
 from ..common.settings import read_settings
 from .faults import FaultSpec
-
-_RULES: tuple[Rule, ...] = (
-    *CHECKPOINT_RULES,
-    ("save_checkpoint load_checkpoint optimizer",
-     lambda c: (c.save_checkpoint or c.load_checkpoint) and c.optimizer == "none", "there are no weights; use sgd"),
-    ("load_checkpoint verify", lambda c: c.load_checkpoint and c.verify,
-     "checked steps train too, ahead of the measured ones; use verify 0"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,13 +47,21 @@ class Settings:
         Raises:
             ValueError: A fault, the optimizer or a checkpoint contradicts other keys.
         """
-        check_rules(_RULES, config)
         settings = read_settings(cls, {**config, "rank": rank, "world_size": world_size})
+        check_rules(settings.rules(), config)
         settings.fault.check(
             verify=settings.verify, layers=settings.layers, world_size=world_size, optimizer=settings.optimizer
         )
         settings.check_steps(0)
         return settings
+
+    def rules(self) -> Iterator[Rule]:
+        """Yield the combinations of keys that a launch refuses."""
+        yield from checkpoint_rules(self.save_checkpoint, self.load_checkpoint)
+        is_stateless = (self.save_checkpoint or self.load_checkpoint) and self.optimizer == "none"
+        yield "save_checkpoint load_checkpoint optimizer", is_stateless, "there are no weights; use sgd"
+        reason = "checked steps train too, ahead of the measured ones; use verify 0"
+        yield "load_checkpoint verify", self.load_checkpoint and self.verify, reason
 
     @property
     def iterations(self) -> int:

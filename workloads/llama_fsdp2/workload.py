@@ -1,12 +1,9 @@
 """The ``llama_fsdp2`` workload."""
 
-from dataclasses import dataclass
-
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
-from ..config import LlamaSettings
 from ..distributed import fsdp2
 from ..distributed.activation_checkpoint import LADDER
 from ..distributed.memory import Gathering
@@ -14,34 +11,7 @@ from ..distributed.parallel_dims import ParallelMesh
 from ..models.common.decoder import Block, Decoder
 from ..passes.async_tensor import inductor_options
 from ..trainer import LlamaWorkload
-
-
-@dataclass(frozen=True)
-class LlamaFsdp2Settings(LlamaSettings):
-    """The keys of ``llama_fsdp2``."""
-
-    reshard_after_forward: bool
-    all_gather: str
-    forward_prefetch: int
-    backward_prefetch: int
-    reduce_every_micro_batch: bool
-    compile_blocks: bool
-
-    @property
-    def fuses_blocks(self) -> bool:
-        """Return whether inductor compiles blocks."""
-        return self.compile_blocks
-
-    @property
-    def uses_symmetric_memory(self) -> bool:
-        """Return whether ranks map memory of each other's GPUs."""
-        return super().uses_symmetric_memory or self.all_gather != fsdp2.DEFAULT
-
-    def prepare_environment(self) -> None:
-        """Set the variables that libraries read when the process group is made."""
-        super().prepare_environment()
-        if self.all_gather == fsdp2.COPY_ENGINE:
-            fsdp2.use_copy_engines()
+from .settings import LlamaFsdp2Settings
 
 
 class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):

@@ -1,11 +1,8 @@
 """The ``llama_simple_fsdp`` workload."""
 
-from dataclasses import dataclass
-
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from ..config import GraphSettings, LlamaSettings
 from ..distributed import simple_fsdp
 from ..distributed.activation_checkpoint import LADDER
 from ..distributed.memory import Gathering
@@ -14,34 +11,13 @@ from ..models import build_model
 from ..models.common.decoder import Decoder
 from ..passes.annotate import Bucket
 from ..trainer import LlamaWorkload
+from .settings import LlamaSimpleFsdpSettings
 
 try:
     from ..passes.async_tensor import inductor_options
     from ..passes.compile import make_backend
 except ImportError as error:
     raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: {error}") from error
-
-
-@dataclass(frozen=True)
-class LlamaSimpleFsdpSettings(LlamaSettings):
-    """The keys of ``llama_simple_fsdp``; ``graph`` groups keys of the config."""
-
-    graph: GraphSettings
-
-    @property
-    def returns_loss(self) -> bool:
-        """Return whether the model computes its loss, so that nothing outside of it has logits."""
-        return super().returns_loss or self.graph.trace == "step"
-
-    @property
-    def holds_logits(self) -> bool:
-        """Return whether a graph without the loss returns the logits."""
-        return self.graph.backend != "eager" and not self.returns_loss
-
-    @property
-    def fuses_blocks(self) -> bool:
-        """Return whether inductor compiles blocks."""
-        return self.graph.backend == "inductor"
 
 
 class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):

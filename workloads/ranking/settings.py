@@ -1,12 +1,13 @@
 """The config keys that ``ranking`` and ``ddp_overlap`` share, and those of ``ranking``, as typed values."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from ..common.compiling import CompileSettings
-from ..common.rules import CHECKPOINT_RULES, Rule
+from ..common.rules import Rule
 from ..common.settings import TrainingSettings
 from .model import RankingConfig
 
@@ -27,6 +28,18 @@ class ClickSettings(TrainingSettings):
         """Samples of one step on each rank."""
         return self.batch_size * self.gradient_accumulation
 
+    def rules(self, device: str, ranks: int) -> Iterator[Rule]:
+        """Yield the combinations of keys that a launch refuses."""
+        yield from super().rules(device, ranks)
+        yield "dim n_heads", self.model.dim % self.model.n_heads, "heads are equally wide; use a multiple"
+        is_power = math.log2(self.loss_scale).is_integer()
+        yield "loss_scale", not is_power, "only powers of 2 scale without rounding"
+
+    def unscaled(self, key: str, dtype: torch.dtype) -> Rule:
+        """Return the rule on gradients in ``dtype``, which ``key`` names."""
+        reason = "small gradients underflow to 0; add a loss_scale, e.g. 65536"
+        return f"{key} loss_scale", dtype == torch.float16 and self.loss_scale == 1, reason
+
 
 @dataclass(frozen=True)
 class RankingSettings(ClickSettings):
@@ -39,18 +52,7 @@ class RankingSettings(ClickSettings):
     backward_prefetch: int
     one_stream: bool
 
-
-def _unscaled(key: str) -> Rule:
-    """Return the rule on gradients in the dtype that ``key`` names, which only one of the workloads has."""
-    reason = "small gradients underflow to 0; add a loss_scale, e.g. 65536"
-    return f"{key} loss_scale", lambda c: getattr(c, key, None) == "float16" and c.loss_scale == 1, reason
-
-
-RULES: tuple[Rule, ...] = (
-    *CHECKPOINT_RULES,
-    ("dim n_heads", lambda c: c.dim % c.n_heads, "heads are equally wide; use a multiple"),
-    ("hash_operators_step steps", lambda c: (c.hash_operators_step or 0) > c.steps, "this step is not measured"),
-    ("loss_scale", lambda c: not math.log2(c.loss_scale).is_integer(), "only powers of 2 scale without rounding"),
-    _unscaled("param_dtype"),
-    _unscaled("compute_dtype"),
-)
+    def rules(self, device: str, ranks: int) -> Iterator[Rule]:
+        """Yield the combinations of keys that a launch refuses."""
+        yield from super().rules(device, ranks)
+        yield self.unscaled("param_dtype", self.param_dtype)

@@ -8,12 +8,11 @@ from typing import TypeAlias, TypeVar
 import torch
 import torch.nn.functional as F
 
-from ..common.rules import check_rules
 from ..common.streams import DeviceStream, InlineStream
 from ..training import TrainingWorkload
 from .data import Batch, InputFeed, make_batch
 from .model import RankingModel, initialize
-from .settings import RULES, ClickSettings
+from .settings import ClickSettings
 
 # Maps dense features and rows of tables to logits.
 Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -39,10 +38,6 @@ class RankingTraining(TrainingWorkload[_Settings]):
     @abstractmethod
     def overlaps(self) -> bool:
         """Return whether the config allows inputs to be copied beside compute."""
-
-    def check(self) -> None:
-        """Raise ValueError for config keys that contradict each other."""
-        check_rules(RULES, self.config)
 
     def build(self) -> RankingModel:
         """Return the distributed model."""

@@ -301,8 +301,7 @@ def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps
     """Return the facts of each kind of collective from ``collectives[rank]``.
 
     The n-th calls of the ranks of one process group with equal keys are one collective. If torch records no process
-    group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls, or if an older
-    version stored all-to-all calls by size, without their order.
+    group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls.
     """
     served: dict[Collective, list[_Served]] = defaultdict(list)
     unmatched: set[Collective] = set()
@@ -311,7 +310,7 @@ def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps
         if transfers_ms is None:
             unmatched.add(call.kind)
         else:
-            served[call.kind] += [_Served(rank, calls, sum(transfers_ms)) for rank, (calls,) in ranks.items()]
+            served[call.kind] += [_Served(rank, calls, sum(transfers_ms)) for rank, calls in ranks.items()]
     return {
         str(kind): _facts(served[kind], num_steps) for kind in Collective if kind in served and kind not in unmatched
     }
@@ -329,8 +328,7 @@ def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dic
         if rank not in ranks or not call.group or call.group_size is None or call.kind not in _ENDS_TOGETHER:
             continue
         if (transfers_ms := _transfers_ms(ranks, call.group_size)) is not None:
-            (own,) = ranks[rank]
-            found[call] = [duration - least for duration, least in zip(own.ms, transfers_ms, strict=True)]
+            found[call] = [duration - least for duration, least in zip(ranks[rank].ms, transfers_ms, strict=True)]
     return found
 
 
@@ -356,26 +354,24 @@ def _joined(same: Sequence[CollectiveCalls]) -> CollectiveCalls:
     return same[0].replace(num_bytes=num_bytes, ms=durations_ms)
 
 
-def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[Call, dict[int, list[CollectiveCalls]]]:
-    """Return each rank's entries by what the calls of a group have in common; a rank without an entry is left out."""
-    found: dict[Call, dict[int, list[CollectiveCalls]]] = defaultdict(lambda: defaultdict(list))
+def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[Call, dict[int, CollectiveCalls]]:
+    """Return each rank's entry by what the calls of a group have in common; a rank without an entry is left out."""
+    found: dict[Call, dict[int, CollectiveCalls]] = defaultdict(dict)
     for rank, entries in enumerate(collectives):
         for entry in entries:
-            found[entry.key][rank].append(entry)
+            found[entry.key][rank] = entry
     return found
 
 
-def _transfers_ms(ranks: Mapping[int, Sequence[CollectiveCalls]], group_size: int) -> list[float] | None:
+def _transfers_ms(ranks: Mapping[int, CollectiveCalls], group_size: int) -> list[float] | None:
     """Return the shortest duration of each call, or None if it is not known which calls are one collective.
 
-    All ranks of the group have to have made equally many calls, fewer than are kept, and each rank's calls have to be
-    one entry, since the order of calls in several entries is not known.
+    All ranks of the group have to have made equally many calls, fewer than are kept.
     """
-    each = [entries[0].ms for entries in ranks.values() if len(entries) == 1]
-    counts = set(map(len, each))
-    if len(ranks) != group_size or len(each) != len(ranks) or len(counts) != 1 or max(counts) >= MAX_CALLS:
+    counts = {len(calls.ms) for calls in ranks.values()}
+    if len(ranks) != group_size or len(counts) != 1 or max(counts) >= MAX_CALLS:
         return None
-    return list(map(min, zip(*each, strict=True)))
+    return list(map(min, zip(*(calls.ms for calls in ranks.values()), strict=True)))
 
 
 def _bus_bytes(calls: CollectiveCalls) -> float | None:

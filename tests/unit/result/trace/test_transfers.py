@@ -112,18 +112,6 @@ def test_all_to_all_calls_are_paired_by_their_order_whatever_each_rank_sends():
     assert found.bus_bytes == 2 * 1500 / 2
 
 
-OLDER_CALLS = {
-    "all": [[exchange(5.0, num_bytes=100), exchange(12.0, num_bytes=130)]] * 2,
-    "one rank": [[exchange(5.0, num_bytes=100), exchange(12.0, num_bytes=130)], [exchange(5.0, 12.0, num_bytes=115)]],
-}
-
-
-@pytest.mark.parametrize("ranks", OLDER_CALLS.values(), ids=OLDER_CALLS)
-def test_all_to_all_calls_that_an_older_version_stored_by_size_have_no_order_and_no_waits(ranks):
-    assert waits_ms(ranks, 0) == {}
-    assert collective_facts(ranks, 1) == {}
-
-
 @given(st.lists(st.tuples(st.floats(0.01, 1e3), st.floats(0.01, 1e3)), min_size=1, max_size=20))
 def test_waits_and_transfers_add_up_to_the_durations(durations):
     ranks = [[calls(*own)] for own in zip(*durations, strict=True)]
