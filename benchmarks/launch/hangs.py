@@ -96,7 +96,12 @@ def main() -> None:
     """Print the launches by outcome and their wall times; return 1 if one did not pass."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--script", choices=SCRIPTS, default="local")
-    parser.add_argument("--launcher", type=LauncherKind, choices=list(LauncherKind), default=LauncherKind.FORKSERVER)
+    parser.add_argument(
+        "--launcher",
+        type=LauncherKind,
+        choices=[LauncherKind.TORCHRUN, LauncherKind.FORKSERVER],
+        default=LauncherKind.FORKSERVER,
+    )
     parser.add_argument("--launches", type=int, default=200)
     parser.add_argument("--busy", type=int, default=4, help="busy processes beside the launches")
     given = parser.parse_args()

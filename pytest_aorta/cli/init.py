@@ -21,8 +21,8 @@ from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import LauncherKind, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
-from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 
 # The name of the lease's holder, which tests that wait for the lease report.

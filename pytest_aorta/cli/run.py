@@ -27,8 +27,8 @@ from pytest_aorta.plan.options import check_profiler, integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, over_ranks
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.applicability import not_profiled
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value

@@ -24,8 +24,8 @@ from pytest_aorta.result.folder import RESULT_FILE, rank_folder, steps_entered
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost
-from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import format_value
 

@@ -75,7 +75,7 @@ class Launchers(dict[LauncherKind, RankLauncher]):
         Raises:
             LaunchError: The ranks can't be started.
         """
-        return self[LauncherKind.NODES if plan.world.nodes > 1 else plan.launcher].launch(plan)
+        return self[plan.launcher].launch(plan)
 
     def close(self) -> None:
         """Close every launcher."""

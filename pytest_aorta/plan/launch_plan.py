@@ -114,7 +114,7 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
         cwd: Working folder of the ranks, or the folder that ``copy`` is a copy of.
         copy: Working folder of the ranks if this launch has a copy of its own.
         limits: Limits besides the time limit.
-        launcher: Preferred way to start ranks.
+        launcher: Way to start ranks; a fork server that is unfit leaves it to torchrun.
         lease_fds: Descriptors of open files that hold the lease of the devices until the last rank is gone.
         reference: A/B reference to launch; None for the code under test.
         profiler: Profiler that ranks run under, torch, nsys or rocprofv3; None: no profiler.

@@ -26,8 +26,8 @@ from pytest_aorta.plan.options import Options, WithoutGpus
 from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.markers import can_launch, check_unchanged, read_spec
 from pytest_aorta.plugin.run import Run, record_of
-from pytest_aorta.session.launcher import TestSpec
 from pytest_aorta.session.record import RunningTest, properties
+from pytest_aorta.session.session import TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
 

@@ -13,7 +13,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.world import ALL_DEVICES, DEVICES, MAX_NODES, MAX_SIMULATED_RANKS, MAX_WORLD_SIZE, WorldSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.session.launcher import TestSpec
+    from pytest_aorta.session.session import TestSpec
 
 # Tests that use this fixture, directly or through ``workload``, launch ranks.
 FIXTURE = "distributed_world"
@@ -33,7 +33,7 @@ class _Marker:
         usage: Name and arguments.
         help: Meaning.
         read: Takes the marker's arguments and returns their value; raises SpecError for one that is not allowed.
-        field: Field of :class:`~pytest_aorta.session.launcher.TestSpec` that the marker sets; None: it only selects
+        field: Field of :class:`~pytest_aorta.session.session.TestSpec` that the marker sets; None: it only selects
             tests.
         merge: Makes the field's value of those of all the test's markers of this name, the closest first.
     """
@@ -169,7 +169,7 @@ def read_spec(item: pytest.Item) -> TestSpec:
     Raises:
         SpecError: An argument of a marker is unknown or not allowed.
     """
-    from pytest_aorta.session.launcher import TestSpec  # only a test with a launch needs the table of metrics
+    from pytest_aorta.session.session import TestSpec  # only a test with a launch needs the table of metrics
 
     read = {name: [row.value(mark) for mark in item.iter_markers(name)] for name, row in MARKERS.items()}
     return TestSpec(**{row.field: row.merge(read[name]) for name, row in MARKERS.items() if row.field is not None})

@@ -21,9 +21,9 @@ from pytest_aorta.plugin.markers import can_launch
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
     from pytest_aorta.plugin.progress_line import ProgressLine
-    from pytest_aorta.session.launcher import Session
     from pytest_aorta.session.record import TestRecord
     from pytest_aorta.session.search import Bisection
+    from pytest_aorta.session.session import Session
 
 # xdist gives the report of a test whose worker crashed none of these.
 _PHASES = ("setup", "call", "teardown")
@@ -75,7 +75,7 @@ class Run:
     def session(self) -> Session:
         """The session of launches, created on first use."""
         from pytest_aorta.plugin.progress_line import say
-        from pytest_aorta.session.launcher import Session  # imports everything that a launch needs
+        from pytest_aorta.session.session import Session  # imports everything that a launch needs
 
         session = Session(
             self.options,

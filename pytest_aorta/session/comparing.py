@@ -35,21 +35,11 @@ def compare_with_baseline(running: RunningComparison) -> Verdicts:
         BaselineError: The baseline can't be read.
         ComparisonFailed, NothingCompared: A verdict fails the test.
     """
-    options, comparison, result = running.options, running.comparison, running.results[Side.CANDIDATE]
-    running.stored = stored = StoredComparison(
-        comparison.case,
-        identity(result.config),
-        running.known,
-        running.marked,
-        running.priors,
-        options.max_launches,
-        comparison.baseline,
-        workload=result.workload,
-    )
+    first = running.results[Side.CANDIDATE].facts
     # Under a profiler no times are compared, and the other metrics need no second launch.
-    if running.version and not result.facts.profiler:
-        return running.conclude(running.settle(with_both(stored, result.facts, running.version)))
-    return running.conclude(running.settle(with_baseline(stored, result.facts)))
+    if running.version and not first.profiler:
+        return running.conclude(running.settle(with_both(running.stored, first, running.version)))
+    return running.conclude(running.settle(with_baseline(running.stored, first)))
 
 
 class RunningComparison:
@@ -59,7 +49,6 @@ class RunningComparison:
         launcher: Launches either side again.
         results: The first result of each side; that of the candidate alone if the other side is the baseline.
         comparison: The comparison as far as it has come.
-        stored: The comparison with the stored baseline, if there is one.
         steps: The number of steps that are compared one by one, else 0.
         locates: Whether further launches locate what fails.
         version: The name of the version that the other side launches; empty if both run the same version.
@@ -74,7 +63,6 @@ class RunningComparison:
         baseline = "" if others else str(baseline_path(self.options.baselines, platform, case))
         launches = tuple(self._compared(side, result) for side, result in self.results.items())
         self.comparison = Comparison(case, kind, platform, candidate.workload, launches, baseline=baseline)
-        self.stored: StoredComparison | None = None
         self.steps = 0
         self.locates = self.options.locate
         self.version = "" if others else self.options.ab or ""
@@ -105,6 +93,21 @@ class RunningComparison:
         """The stored baseline with the default of each config key that was added after it was recorded."""
         return self.old and self.old.replace(config=self.defaults | self.old.config)
 
+    @cached_property
+    def stored(self) -> StoredComparison:
+        """The comparison of the candidate with the stored baseline."""
+        result = self.results[Side.CANDIDATE]
+        return StoredComparison(
+            self.comparison.case,
+            identity(result.config),
+            self.known,
+            self.marked,
+            self.priors,
+            self.options.max_launches,
+            self.comparison.baseline,
+            workload=result.workload,
+        )
+
     def paired(self, only: Collection[str] | None, most: int = 1) -> PairedComparison:
         """Return the comparison of both sides by ``most`` pairs of launches, of ``only`` these metrics."""
         return PairedComparison(self.comparison.case, self.marked, self.priors, only, most, self.version)
@@ -121,9 +124,7 @@ class RunningComparison:
     def judge(self, launched: Mapping[Side, LaunchFacts], metrics: Collection[str]) -> Verdicts:
         """Return the verdicts on metrics by one launch of each side, or of the candidate if the other is a baseline."""
         here, *others = ([facts] for facts in launched.values())
-        if self.stored is not None and not others:
-            return self.stored.judge(here)
-        return self.paired(metrics).judge(here, others[0])
+        return self.paired(metrics).judge(here, others[0]) if others else self.stored.judge(here)
 
     def judge_steps(self, steps: int, metrics: Collection[str]) -> Verdicts:
         """Return the verdicts on the bits of the first steps of both sides; a difference is then located by step."""

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import errno
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, raised_as, slug
-from pytest_aorta.launch.launchers import Launchers, RankLauncher, make_launcher
-from pytest_aorta.launch.leases import LeasedWorld, lease
-from pytest_aorta.launch.watch import LaunchWatch, StateLine
+from pytest_aorta.launch.leases import LeasedWorld
+from pytest_aorta.launch.watch import LaunchWatch
 from pytest_aorta.launch.work_folder import copy_folder
-from pytest_aorta.plan.accelerators import visible_devices
-from pytest_aorta.plan.device_kind import Device, DeviceKind
+from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
-from pytest_aorta.plan.options import TORCH, WRAPPERS, LauncherKind, Options
-from pytest_aorta.plan.reference import AnyReference, References
-from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
+from pytest_aorta.plan.options import TORCH, WRAPPERS, LauncherKind
+from pytest_aorta.plan.reference import AnyReference
+from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER
 from pytest_aorta.result.measurements import WorkloadResult
@@ -34,96 +30,12 @@ from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.merged import merge_run, traces_note
 from pytest_aorta.session.record import LaunchNote, RunningTest
-from pytest_aorta.session.search import Bisection
-from pytest_aorta.verdict.metrics import NUMBERS, Tolerance
+
+if TYPE_CHECKING:
+    from pytest_aorta.session.session import Session, TestSpec
 
 
-@dataclass(frozen=True)
-class TestSpec:
-    """The values that a test's markers set.
-
-    Attributes:
-        tolerances: Metric -> the change that a marker allows.
-        timeout_s: Time limit of one launch, in seconds; None for the limit of the options.
-        measures_overlap: Whether the test measures overlap, which needs the host exclusively.
-        compares_numbers: Whether the test is about weights, losses and gradients.
-    """
-
-    __test__ = False
-
-    world: WorldSpec = field(default_factory=WorldSpec)
-    tolerances: dict[str, Tolerance] = field(default_factory=dict)
-    timeout_s: float | None = None
-    measures_overlap: bool = False
-    compares_numbers: bool = False
-
-    @property
-    def marked(self) -> dict[str, Tolerance]:
-        """Return the tolerances of all metrics that a marker asks for."""
-        return (NUMBERS if self.compares_numbers else {}) | self.tolerances
-
-
-# How long a test waits for devices that other tests hold.
-DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
-
-
-def _speak(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-class Session:
-    """The state that all launches of one process share.
-
-    Attributes:
-        options: Options of the run.
-        launchers: What starts the ranks of plans.
-        line: Shows the state of a running launch; None shows nothing, and commands say it on standard error.
-        say: Shows lines to the user during a run, such as what a test waits for.
-        bisection: The search for a commit that comparisons are part of; None compares with baselines.
-    """
-
-    def __init__(
-        self,
-        options: Options,
-        make_launcher: Callable[[LauncherKind], RankLauncher] = make_launcher,
-        *,
-        find_devices: Callable[[], list[Device]] | None = None,
-        line: StateLine | None = None,
-        say: Callable[[str], None] = _speak,
-        bisection: Bisection | None = None,
-    ) -> None:
-        self.options = options
-        self.launchers = Launchers(make_launcher)
-        self.line, self.say, self.bisection = line, say, bisection
-        self.references = References(options.ab, options.rootdir, say)
-        self._find_devices = find_devices or visible_devices
-
-    @cached_property
-    def devices(self) -> list[Device]:
-        """The visible GPUs, looked up when first needed; none under ``--aorta-gpus=0``."""
-        return [] if self.options.gpus == 0 else self._find_devices()
-
-    def close(self) -> None:
-        """Close the launchers."""
-        self.launchers.close()
-
-    @contextmanager
-    def launcher(
-        self, world: World, spec: TestSpec, test: RunningTest, run_base: Path, *, timed: bool
-    ) -> Iterator[Launcher]:
-        """Yield the launcher of a test, whose launches have folders below ``run_base``; release its devices at the end.
-
-        ``timed`` requests exclusive use of the host. Several nodes are always used exclusively.
-        """
-        is_alone, owner = world.nodes > 1 or timed, test.record.nodeid
-        take = partial(lease, exclusive=is_alone, wait_s=DEVICES_WAIT_S, owner=owner, say=self.say)
-        leased = LeasedWorld(world, self.devices[: self.options.gpus], take)
-        test.record = test.record.replace(platform=world.platform)
-        try:
-            yield Launcher(self, world, spec, test, leased, run_base)
-        finally:
-            leased.release()
 
 
 @dataclass(frozen=True)
@@ -305,6 +217,8 @@ class Launcher:
         # A fork server can start ranks on its own host only.
         is_local = self.world.nodes == 1
         preferred = options.launcher if warm is None else _WARM[warm]
+        if request.starts_ranks:
+            preferred = LauncherKind.TORCHRUN
         return LaunchPlan(
             **asdict(request),
             world=self._leased.world().first(self.world.size),
@@ -312,7 +226,7 @@ class Launcher:
             run_dir=run_dir,
             cwd=version.root if version else options.rootdir,
             copy=run_dir.resolve() / COPY_FOLDER if request.fresh is not None else None,
-            launcher=preferred if is_local and not request.starts_ranks else LauncherKind.TORCHRUN,
+            launcher=preferred if is_local else LauncherKind.NODES,
             lease_fds=self._leased.fds,
             reference=version,
             profiler=options.profiler.tool,

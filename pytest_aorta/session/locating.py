@@ -44,9 +44,10 @@ def every_step(request: LaunchRequest) -> dict[str, Any]:
 
 
 def hashes_weights(running: RunningComparison) -> bool:
-    """Return whether the candidate is a script whose recorded steps hash weights, so that every step can."""
-    launch = running.launcher.find(running.results[Side.CANDIDATE])
-    return launch is not None and launch.request.record is not None and launch.request.record.hash_weights
+    """Return whether scripts were launched whose recorded steps hash weights, so that every step can."""
+    launches = map(running.launcher.find, running.results.values())
+    records = [launch.request.record if launch else None for launch in launches]
+    return all(record is not None and record.hash_weights for record in records)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def test_equal(workload, config, into, ranks):
     workload.compare_restart(
         config, steps=4, after=2, into=into, ranks=ranks, metrics=["loss", "weight_hash"]
     )
-    assert [launch.result.world_size for launch in workload._launcher.launches] == [ranks[0], ranks[0], ranks[1]]
+    assert [launch.result.world_size for launch in workload.launcher.launches] == [ranks[0], ranks[0], ranks[1]]
 
 @pytest.mark.parametrize("into, ranks", [(TP | {"batch_size": 2}, (4, 4)), (TP, (2, 4))])
 def test_rounds(workload, into, ranks):

@@ -19,7 +19,7 @@ import pytest_aorta.plugin.summary
 import pytest_aorta.report.write
 import pytest_aorta.session.baselines
 import pytest_aorta.session.history
-import pytest_aorta.session.launcher  # noqa: F401
+import pytest_aorta.session.session  # noqa: F401
 from tests.unit.builders import git
 
 TOY_YAML = """

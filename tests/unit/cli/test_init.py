@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a script."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pytest_aorta.cli.init.require_torch", lambda: None)
-    monkeypatch.setattr("pytest_aorta.session.launcher.visible_devices", list)
+    monkeypatch.setattr("pytest_aorta.session.session.visible_devices", list)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path.parent / "leases"))
     (tmp_path / "train.py").write_text(PLAIN)
     return tmp_path
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_aorta.session.launcher.visible_devices", lambda: gpus(2))
+    monkeypatch.setattr("pytest_aorta.session.session.visible_devices", lambda: gpus(2))
 
 
 class Launches:
@@ -400,7 +400,7 @@ def test_scripts_of_one_name_in_two_folders_have_a_test_each(folder):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, monkeypatch, count):
-    monkeypatch.setattr("pytest_aorta.session.launcher.visible_devices", lambda: gpus(count))
+    monkeypatch.setattr("pytest_aorta.session.session.visible_devices", lambda: gpus(count))
     assert main(["init", "train.py"]) == 0
     assert f"pytest.mark.world(size={count})" in marks(folder, "test_train.py")
     (folder / "test_train.py").unlink()

@@ -19,7 +19,7 @@ from pytest_aorta.plan.options import ProfilerSchedule
 from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
-from pytest_aorta.session.launcher import Session
+from pytest_aorta.session.session import Session
 from tests.unit.builders import ENDED_WELL, make_result, rank_values
 
 YAML = """

@@ -6,7 +6,7 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
 from pytest_aorta.plugin.markers import MARKERS, read_spec
-from pytest_aorta.session.launcher import TestSpec
+from pytest_aorta.session.session import TestSpec
 
 
 def value(name: str, /, *args: object, **keywords: object) -> object:
