@@ -76,11 +76,16 @@ def files_below(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if not path.is_dir())
 
 
+def update(folder: Path, baseline: Baseline) -> None:
+    """Write ``baseline`` as its callers do, which read the stored one first."""
+    read_baseline(folder, PLATFORM, CASE)
+    write_baseline(folder, baseline)
+
+
 def refusal(folder: Path, baseline: Baseline) -> str:
-    """Return the error text of reading the stored baseline and writing another, and check that it names the file."""
+    """Return the error text of an update by ``baseline``, and check that it names the file."""
     with pytest.raises(BaselineError) as caught:
-        read_baseline(folder, PLATFORM, CASE)
-        write_baseline(folder, baseline)
+        update(folder, baseline)
     assert str(caught.value).startswith(f"{baseline_path(folder, PLATFORM, CASE)}: ")
     return str(caught.value)
 
@@ -178,7 +183,7 @@ def test_baselines_folder_may_be_a_link_itself(tmp_path):
 
 def test_platform_folder_that_links_to_itself_is_refused(tmp_path):
     (tmp_path / PLATFORM).symlink_to(PLATFORM)
-    assert "Too many levels of symbolic links" in refusal(tmp_path, make_baseline())
+    assert "not written: " in refusal(tmp_path, make_baseline())
 
 
 def test_link_to_an_unreadable_baseline_is_not_replaced(tmp_path):
