@@ -118,17 +118,6 @@ def test_strided_shards_have_the_elements_that_dtensor_gives_them(size, mesh_sha
         assert not shape[0] or grid.flat_index(0, 1, torch.device("cpu")).item() == begins[0]
 
 
-@given(st.integers(1, 40), st.sampled_from(WIDE_MESHES))
-def test_strided_shards_as_fsdp2_makes_them_hold_each_element_once(size, mesh_shape):
-    *data_parallel, _ = mesh_shape
-    strided = [_StridedShard(0, split_factor=math.prod(mesh_shape[at + 1 :])) for at in range(len(data_parallel))]
-    coordinates = torch.cartesian_prod(*map(torch.arange, mesh_shape)).tolist()
-    grids = [_placed_grids((size,), mesh_shape, at, [*strided, Shard(0)])[-1] for at in coordinates]
-    held = torch.cat([grid.flat_index(0, grid.numel, torch.device("cpu")) for grid in grids])
-
-    assert held.sort().values.tolist() == list(range(size))
-
-
 def test_replicas_that_differ_are_an_error_that_names_the_ranks():
     tensor = torch.arange(8.0)
     copies = [tensor, tensor, tensor.clone().index_fill_(0, torch.tensor([3]), -3.0), tensor]
@@ -159,15 +148,6 @@ def test_replicas_of_a_shard_that_differ_are_an_error():
 
     with pytest.raises(RuntimeError, match=r"replicas of w differ between ranks \[1\] and ranks \[3\]"):
         sums_of_ranks((2, 2), make)
-
-
-def test_swapped_shards_have_another_hash():
-    tensor = torch.arange(8.0)
-
-    def make(mesh):
-        return distribute_tensor(tensor.roll(4), mesh, [Shard(0)], src_data_rank=None)
-
-    assert sums_of_ranks((2,), make) != sums_of_one_rank(tensor)
 
 
 def test_another_number_of_elements_than_the_placements_give_is_an_error_on_every_rank():

@@ -83,17 +83,13 @@ def test_collectives_beside_products_are_hidden_and_in_line_they_are_not(group):
     assert {"compute", "all_gather", "reduce_scatter"} <= set(beside.timeline)
 
 
-def test_step_is_run_once_more_than_it_is_profiled():
+def test_step_is_run_once_more_than_it_is_profiled_and_has_its_time():
     training = Training(beside=True)
-    capture = capture_overlap(lambda: setattr(training, "count", training.count + 1), 4, CPU)
-    assert (training.count, len(capture.steps)) == (5, 4)
+    training.step = lambda: setattr(training, "count", training.count + 1) or time.sleep(0.02)
+    capture = capture_overlap(training.step, 2, CPU)
+    assert (training.count, len(capture.steps)) == (3, 2)
+    assert all(20 <= step.step_ms < 20_000 and step.idle_ms > 19 for step in capture.steps)
     assert "overlap_ratio" not in capture.metrics()
-
-
-def test_step_time_is_that_of_the_step():
-    capture = capture_overlap(lambda: time.sleep(0.02), 2, CPU)
-    assert all(20 <= step.step_ms < 20_000 for step in capture.steps)
-    assert all(step.idle_ms > 19 for step in capture.steps)
 
 
 def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path, monkeypatch):
@@ -212,6 +208,10 @@ def device_alone(*begins_us: float):
     )
 
 
+def of_steps(count):
+    return device_alone(*range(50, 51 + 100 * count, 100))
+
+
 STEADY, DELAYED = (50, 150, 250), (50, 150, 350)
 
 
@@ -234,31 +234,46 @@ def test_device_is_recorded_alone_and_read_by_the_step_before(device, tmp_path):
     assert overlap_with_host(read_trace(kept)).steps
 
 
-def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(device):
-    capture, _ = captured([with_host(), device_alone(*DELAYED), device_alone(*STEADY)], timed_ms=0.1)
-    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 1)
-    assert [step.step_ms for step in capture.steps] == [0.1, 0.1]
-    assert [step.step_ms for step in capture.as_run] == [0.1, 0.2]
+LATE_PART = [device_alone(*DELAYED)] * 3
+LONGER = device_alone(50, 150, 255)
+LONGER["traceEvents"].append(kernel("gemm", 200, 5))
+
+
+@pytest.mark.parametrize(
+    ("traces", "attempts", "steps_ms", "as_run_ms"),
+    [
+        ([device_alone(*DELAYED), device_alone(*STEADY)], 1, [0.1, 0.1], [0.1, 0.2]),
+        ([*[device_alone(*DELAYED)] * 2, device_alone(*STEADY)], 2, [0.1, 0.1], [0.1, 0.2]),
+        # A longer step that is not idle was not delayed.
+        ([LONGER, LONGER], 1, [0.1, 0.105], [0.1, 0.105]),
+    ],
+    ids=["at once", "with a longer one", "unequal steps"],
+)
+def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(
+    device, traces, attempts, steps_ms, as_run_ms
+):
+    capture, _ = captured([with_host(), *traces], timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, attempts)
+    assert ([step.step_ms for step in capture.steps], [step.step_ms for step in capture.as_run]) == (
+        steps_ms, as_run_ms,
+    )  # fmt: skip
     assert set(capture.metrics()) == {"overlap_ratio", "exposed_comm_ms", "device_idle_ms"}
 
 
-def test_head_start_that_is_too_short_is_repeated_with_a_longer_one(device):
-    traces = [with_host(), device_alone(*DELAYED), device_alone(*DELAYED), device_alone(*STEADY)]
-    capture, _ = captured(traces, timed_ms=0.1)
-    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
-    spun = [lead for lead in device if lead]
-    assert spun[1] == 2 * spun[0] == capture.head_start.lead_ms
-
-
-def test_head_start_that_never_suffices_gives_no_ratio_to_compare(device):
-    capture, _ = captured([with_host(), *[device_alone(*DELAYED)] * 4], timed_ms=0.1)
-    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 3)
-    assert capture.head_start.step_ratio == pytest.approx(1.5)
+@pytest.mark.parametrize(
+    ("traces", "num_steps", "attempts", "count"),
+    [([*LATE_PART, device_alone(*DELAYED)], 2, 3, 13), ([of_steps(6), *LATE_PART, *LATE_PART], 6, 6, 26)],
+    ids=["never", "in half of the steps"],
+)
+def test_head_start_that_is_too_short_gives_no_ratio_to_compare(device, traces, num_steps, attempts, count):
+    capture, ran = captured([with_host(), *traces], num_steps, timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.late_steps, ran) == (False, 0, count)
+    assert (len(capture.steps), capture.steps) == (num_steps, capture.as_run)
     assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
 
 
 def test_many_steps_get_head_starts_two_at_a_time(device):
-    whole, two, one = (device_alone(*range(50, 51 + 100 * steps, 100)) for steps in (5, 2, 1))
+    whole, two, one = map(of_steps, (5, 2, 1))
     capture, count = captured([with_host(), whole, two, device_alone(*DELAYED), two, one], 5, timed_ms=0.1)
     assert [step.step_ms for step in capture.steps] == [0.1] * 5
     assert (len(capture.as_run), capture.head_start.attempts, capture.head_start.succeeded) == (5, 2, True)
@@ -272,13 +287,6 @@ def test_many_steps_get_head_starts_two_at_a_time(device):
     assert last <= first
 
 
-def of_steps(count):
-    return device_alone(*range(50, 51 + 100 * count, 100))
-
-
-LATE_PART = [device_alone(*DELAYED)] * 3
-
-
 def test_steps_after_late_ones_are_captured_and_late_ones_do_not_count(device):
     capture, count = captured([with_host(), of_steps(5), of_steps(2), *LATE_PART, of_steps(1)], 5, timed_ms=0.1)
     assert (capture.head_start.succeeded, capture.head_start.attempts, capture.head_start.late_steps) == (True, 3, 2)
@@ -288,22 +296,6 @@ def test_steps_after_late_ones_are_captured_and_late_ones_do_not_count(device):
     assert [len(calls.ms) for calls in capture.collectives] == [3]
     assert set(capture.metrics()) == {"overlap_ratio", "exposed_comm_ms", "device_idle_ms"}
     assert count == 1 + 6 + 3 + 3 * 3 + 2
-
-
-def test_capture_ends_when_the_host_was_late_in_more_than_half_of_the_steps(device):
-    capture, count = captured([with_host(), of_steps(6), *LATE_PART, *LATE_PART], 6, timed_ms=0.1)
-    assert (capture.head_start.succeeded, capture.head_start.late_steps) == (False, 0)
-    assert (len(capture.steps), capture.steps) == (6, capture.as_run)
-    assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
-    assert count == 1 + 7 + 2 * 3 * 3
-
-
-def test_single_longer_step_that_is_not_idle_was_not_delayed(device):
-    longer = device_alone(50, 150, 255)
-    longer["traceEvents"].append(kernel("gemm", 200, 5))
-    capture, _ = captured([with_host(), longer, longer], timed_ms=0.1)
-    assert [step.step_ms for step in capture.steps] == [0.1, 0.105]
-    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 1)
 
 
 def waiting():

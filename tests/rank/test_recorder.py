@@ -74,7 +74,8 @@ def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder, recording):
 def test_weights_are_hashed_after_the_last_step(recorder, recording):
     model = torch.nn.Linear(3, 3)
     record(recorder, [1.0, 1.0])
-    recorder.weights(model)
+    for _ in range(2):  # the same weights may be recorded again
+        recorder.weights(model)
     assert recording.result().weight_hashes == {"2": hash_parameters(model.named_parameters()).hex}
 
 
@@ -118,14 +119,6 @@ def test_second_model_after_the_same_step_is_refused(recorder):
         torch.nn.init.zeros_(one.weight)
     with pytest.raises(RuntimeError, match=r"two hashes of weights were recorded after measured step 1: .*ModuleList"):
         recorder.weights(other)
-
-
-def test_same_weights_may_be_recorded_again(recorder, recording):
-    model = torch.nn.Linear(3, 3)
-    record(recorder, [1.0])
-    recorder.weights(model)
-    recorder.weights(model)
-    assert list(recording.result().weight_hashes) == ["1"]
 
 
 def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder, recording):
@@ -212,46 +205,29 @@ def test_parameter_that_is_not_finite_names_the_rank_and_the_step(recorder, monk
 
 
 DIVERGING = """
-import sys
 import torch
-import torch.distributed as dist
-from pytest_aorta.worker import record_optimizer_steps, recorder
+from pytest_aorta.worker import recorder
 
-def main(way):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(1, 13):
-        model(torch.ones(1, 4)).sum().backward()
-        if step == 9:
-            model[1].bias.grad.fill_(float("nan"))
-        if way == "recorder.step":
-            with recorder.step():
-                optimizer.step()
-        else:
-            optimizer.step()
-        optimizer.zero_grad()
-
-if sys.argv[1] == "optimizer":
-    record_optimizer_steps(warmup=2)
-main(sys.argv[1])
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 13):
+    model(torch.ones(1, 4)).sum().backward()
+    if step == 9:
+        model[1].bias.grad.fill_(float("nan"))
+    with recorder.step():
+        optimizer.step()
+    optimizer.zero_grad()
 """
 
 
-@pytest.mark.parametrize(
-    ("way", "found"),
-    [
-        ("recorder.step", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; "),
-        ("optimizer", "loss of rank 1 is nan first in step 10 of 12; "),
-    ],
-)
-def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path, way, found):
+def test_weights_that_become_nan_are_refused_although_the_script_records_none(tmp_path):
     (tmp_path / "train.py").write_text(DIVERGING)
     (folder := tmp_path / "ranks" / "1").mkdir(parents=True)
-    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"), args=(way,))))
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
     code = "import sys, pathlib, pytest_aorta.worker.lifecycle as l; l.run_rank(*map(pathlib.Path, sys.argv[1:]))"
     environ = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "AORTA_DEVICE": "cpu"}
     done = run_python("-c", code, str(tmp_path), str(folder), env=environ, cwd=tmp_path)
-    assert found in done.stderr
+    assert "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; " in done.stderr
     assert not (folder / "result.json").exists()
 
 

@@ -56,14 +56,7 @@ def test_time_without_work_and_without_a_collective_is_no_wait(tmp_path, monkeyp
         time.sleep(0.01)
     assert timer.collective_ms() == []
     arrivals = read_arrivals(tmp_path / ARRIVALS_FILE)
-    assert (len(arrivals.began_ns), arrivals.ended_ns[0] - arrivals.began_ns[0] >= 10 * MS) == (1, True)
-
-
-def test_step_that_raises_is_not_counted():
-    timer = StepTimer(CPU)
-    with pytest.raises(RuntimeError, match="lost"), timer.step():
-        raise RuntimeError("lost")
-    assert (timer.step_times_ms(), timer.collective_ms()) == ([], [])
+    assert [end - begin >= 10 * MS for begin, end in zip(arrivals.began_ns, arrivals.ended_ns, strict=True)] == [True]
 
 
 def test_steps_that_raise_and_are_caught_add_neither_times_nor_samples_of_memory():
@@ -85,10 +78,6 @@ def test_memory_is_read_before_fewer_than_24_evenly_spaced_steps(monkeypatch, st
         with timer.step():
             pass
     assert timer.memory_bytes() == [*range(0, steps, every)]
-
-
-def test_memory_in_use_is_that_of_the_process():
-    assert all(used > 1 << 20 for used in timed(0, 4).memory_bytes())
 
 
 def test_memory_that_a_step_keeps_is_seen():
@@ -152,19 +141,6 @@ def test_messages_are_no_collectives_of_a_step(monkeypatch, first, later, calls)
     assert calls_by_step(spans) == calls
 
 
-def test_timer_knows_when_each_step_ended(monkeypatch):
-    timer = StepTimer(CPU)
-    moments = iter([10, 20, 50, 90])
-    monkeypatch.setattr(timer_module.time, "time_ns", lambda: next(moments))
-    for _ in range(2):
-        with timer.step():
-            pass
-    left = []
-    monkeypatch.setattr(timer_module, "leave_arrivals", lambda *steps: left.append(steps))
-    timer.collective_ms()
-    assert left == [([10, 50], [20, 90])]
-
-
 def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
     dumped = json.dumps({"entries": [part(110), BATCH]})
     found = SimpleNamespace(_dump_nccl_trace_json=lambda **_: dumped)
@@ -184,14 +160,6 @@ def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp
         assert torch.equal(torch.get_rng_state(), state)
     assert set(found) == {"gemm_ms", "all_reduce_ms"}
     assert all(0 < time_ms < 60_000 for time_ms in found.values())
-
-
-@pytest.mark.parametrize("delay_ms", [0.0, 3.0, 20.0])
-def test_delay_takes_as_long_as_it_is_asked_to(delay_ms):
-    delay = Delay(CPU, delay_ms)
-    began_s = time.perf_counter()
-    delay()
-    assert (time.perf_counter() - began_s) * 1e3 >= delay_ms
 
 
 def num_waits(task: Callable[[], None]) -> int:

@@ -214,16 +214,6 @@ def test_a_tensor_larger_than_a_chunk_hashes_like_its_runs():
     assert hash_shards(runs).hex == digest(tensor)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_sees_one_changed_bit(dtype):
-    tensor = torch.zeros(9).to(dtype)
-    changed = tensor.clone()
-    changed.view(torch.uint8)[-1] ^= 1
-
-    assert digest(tensor) != digest(changed)
-    assert digest(tensor) == digest(tensor.clone())
-
-
 def test_the_sign_of_zero_and_the_payload_of_a_nan_are_seen():
     first, second = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
 
@@ -237,12 +227,6 @@ def test_dtype_shape_and_name_are_seen():
     others = [zeros.to(torch.int32), zeros.t(), zeros.view(6), zeros.view(1, 2, 3)]
 
     assert len({digest(zeros), digest(zeros, "v"), *map(digest, others)}) == 2 + len(others)
-
-
-def test_values_count_and_not_how_they_lie_in_memory():
-    tensor = torch.randn(4, 5)
-
-    assert digest(tensor.t().contiguous().t()) == digest(tensor)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -323,13 +307,6 @@ def test_equal_and_opposite_changes_of_a_constant_matrix_do_not_cancel(value):
         seen.add(tuple(sums_of(changed)))
 
     assert len(seen) == 10
-
-
-def test_swapped_shards_permuted_rows_and_a_transposed_square_are_seen():
-    tensor = torch.randn(8, 8)
-    others = [tensor.roll(4, 0), tensor.flip(0), tensor.flip(1), tensor.t().contiguous()]
-
-    assert len({digest(tensor), *map(digest, others)}) == 1 + len(others)
 
 
 def test_a_scalar_and_an_empty_tensor_have_hashes():
