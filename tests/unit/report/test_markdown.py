@@ -120,6 +120,7 @@ def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
         "pre"
     ]
     assert evidence == "why <b>\n\n# x"
+    assert next(line for line in rendered([FAILED]).splitlines() if line.startswith("- ")).endswith(": why &lt;b&gt;")
     assert shlex.split(command) == ["pytest", "a.py::test_x[$HOME 'q'-1]", "--aorta-gpus=4", "-o", "aorta_progress=a b"]
 
 
