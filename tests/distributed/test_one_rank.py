@@ -1,4 +1,4 @@
-"""Worlds of one rank: too small for some workloads, and a model without any collective for others."""
+"""A world of one rank: a model without any collective."""
 
 import pytest
 

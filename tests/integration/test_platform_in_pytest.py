@@ -132,9 +132,3 @@ def test_terminal_shows_the_progress_of_a_launch_and_erases_it(slow):
 def test_no_progress_is_shown_in_ci_or_beside_the_output_of_tests(slow):
     # A run for each reason would take seconds each; tests of wanted() distinguish the reasons.
     assert "\x1b" not in on_a_terminal(slow, "-s", CI="true")
-
-
-def test_without_a_terminal_nothing_is_written(slow):
-    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=150)
-    result.assert_outcomes(passed=1)
-    assert "\x1b" not in result.stdout.str() + result.stderr.str()

@@ -75,7 +75,7 @@ def test_world_with_fewer_ranks_than_the_declaration_asks_for_is_refused(folder,
     spec = WorkloadSpec(name="toy", folder=tmp_path, class_name="Toy", description="A workload.", min_world_size=3)
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
     with pytest.raises(
-        RuntimeError, match="workload 'toy' needs at least 3 ranks and was started with WORLD_SIZE=2: .*size=3"
+        RuntimeError, match=r"workload 'toy' needs at least 3 ranks and was started with WORLD_SIZE=2: .*size=3"
     ):
         run_rank(tmp_path, folder)
 

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.report import write
 from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.render import render
 from pytest_aorta.report.write import write_report, write_session_reports
@@ -18,7 +17,6 @@ from tests.unit.builders import (
     compared,
     make_facts,
     make_options,
-    make_provenance,
     make_record,
     make_report,
     make_result,
@@ -119,16 +117,6 @@ def test_summary_is_appended_to_what_is_there(tmp_path, monkeypatch):
         (line,), good = write_session_reports([GOOD], make_options())
         assert line.startswith("WARNING: GITHUB_STEP_SUMMARY")
         assert good  # no option asks for this file
-
-
-def test_page_of_a_run_without_a_result_names_version_and_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "provenance", lambda folder: make_provenance(dirty=True))
-    failed = make_record("a.py::failed", outcome="failed", failure="no", launches=ran(1, failed=1))
-    options = make_options(report=tmp_path / "page.html", command=("pytest", "-k", "a b"))
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    write_session_reports([failed], options)
-    text = Reader((tmp_path / "page.html").read_text()).text
-    assert re.search(r"c0ffee00c0ff and changes\s*main\s*pytest -k 'a b'", text)
 
 
 # JUnit
