@@ -36,6 +36,7 @@ FORK = multiprocessing.get_context("fork")
 # A program that calls a function of this file.
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import tests.distributed.test_files_survive as t; t.{call}"
+# Without --map-root-user, a process can't even read its own files.
 MAY_NOTHING = ("unshare", "--user")
 
 

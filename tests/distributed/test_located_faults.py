@@ -121,12 +121,6 @@ def test_state_that_differed_steps_before_is_named_and_not_the_last_step_of_the_
             ],
         ),
         (
-            "ranking",
-            {"kind": "swapped_batches"},
-            ALL,
-            ["operators: first ", " in forward", "on rank 1: its input ", " and no captured operator before wrote it"],
-        ),
-        (
             "llama_fsdp2",
             {"kind": "operator_input", "operator": "c10d._reduce_scatter_base_.default", "call": 1},
             ["grad_norm", "weight_hash"],

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -182,21 +181,6 @@ def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask):
         finally:
             child.kill()
     ask(8).release()
-
-
-def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask, folder):
-    code = (
-        "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.launch.leases import lease\n"
-        "got = lease(['a'], 1, exclusive=False, wait_s=0, folder=Path(sys.argv[1]), owner='the dead')\n"
-        "print(subprocess.Popen(['sleep', '60'], pass_fds=got.fds, stdout=subprocess.DEVNULL).pid)"
-    )
-    argv = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
-    child = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True, text=True).stdout)
-    try:
-        with pytest.raises(LeaseError, match=r"the dead \(pid \d+, dead, but a process it started lives"):
-            ask(1, pool=("a",))
-    finally:
-        os.kill(child, signal.SIGKILL)
 
 
 def test_refused_request_leaves_no_open_descriptor(ask):
