@@ -240,40 +240,6 @@ def test_waiting_request_is_overtaken_a_bounded_number_of_times(ask, waiting, bi
     future.result().release()
 
 
-STREAMS = {
-    "8 among 2s": ({"count": 2}, {"count": 8}),
-    "exclusive among shared": ({"count": 2}, {"count": 1, "exclusive": True}),
-    "shared among exclusive": ({"count": 1, "exclusive": True}, {"count": 1}),
-}
-
-
-@pytest.mark.parametrize(("stream", "asked"), STREAMS.values(), ids=STREAMS)
-def test_streams_of_other_requests_starve_no_request(clients, ask, stream, asked):
-    """Run five streams that want more devices than there are, so all devices are never free at once by themselves."""
-    for _ in range(5):
-        clients.holding(**stream, hold_s=0.05)
-    waits_s = []
-    for _ in range(3):
-        began_s = time.monotonic()
-        got = ask(**asked, wait_s=HANG_S)
-        waits_s.append((began_s, time.monotonic()))
-        got.release()
-    granted_s = [since_s for process in clients.started for since_s in ends_of_waits_s(process)]
-    for began_s, ended_s in waits_s:
-        # At most 5 + 5 + MAX_OVERTAKES holders, earlier and overtaking requests; a holder may report its lease late.
-        assert sum(began_s < since_s < ended_s for since_s in granted_s) <= 10 + MAX_OVERTAKES
-
-
-def ends_of_waits_s(client: subprocess.Popen[str]) -> list[float]:
-    """End a client and return the times of the leases it has printed since its first."""
-    client.kill()
-    printed = [json.loads(line) for line in client.communicate()[0].splitlines()]
-    return [entry[1] for entry in printed if isinstance(entry, list)]
-
-
-HOSTILE = ("../../x", "a\0b", "n" * 4096, "/etc/passwd", "", "\n", "\udcff", "GPU\U0001f4a3", "bad.json", "gate")
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -156,12 +156,6 @@ def check_parts(text: str, parts: tuple[str, ...]) -> None:
         place = text.index(part, place) + len(part)
 
 
-def test_launch_whose_ranks_ended_well_with_results_is_no_failure(tmp_path):
-    for rank in (0, 1):
-        write_rank_file(tmp_path, rank, "result.json", DONE["result.json"])
-    assert launch_failure(make_plan(tmp_path), ENDED_WELL) is None
-
-
 ERRORS = {
     "earliest by nanoseconds": (
         Left({0: raised(1_700_000_000_000_000_002), 1: raised(1_700_000_000_000_000_001, "the cause")}),
@@ -248,11 +242,6 @@ def test_first_failure_is_named_and_what_follows_from_it(tmp_path, case):
     check_parts(diagnose(tmp_path, left).text, tuple(parts))
 
 
-def test_rank_with_a_result_that_lost_its_peers_is_not_said_to_have_ended_without_an_error(tmp_path):
-    left, *_ = ERRORS["result left by a rank that lost its peers"]
-    assert "without an error" not in diagnose(tmp_path, left).text
-
-
 @pytest.mark.parametrize("complaint", [
     "Connection closed by peer [127.0.0.1]:3", "read: connection reset by peer", "Broken pipe",
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
@@ -319,19 +308,6 @@ def test_error_is_shown_once_with_its_message_and_its_frames(tmp_path, files, he
     first, *lines = diagnose(tmp_path, Left({0: files})).text.splitlines()
     assert first.endswith(headline)
     assert lines[:-1] == rest.splitlines()
-
-
-def test_long_traceback_keeps_its_outer_and_inner_frames_whole(tmp_path):
-    called = "".join(f'  File "m{number}.py", line 1, in f\n    call()\n' for number in range(60))
-    error = raised(1, text=f"Traceback (most recent call last):\n{called}ValueError: boom\n")
-    lines = diagnose(tmp_path, Left({1: error})).text.splitlines()[1:-1]
-    assert lines[:3] == ["Traceback (most recent call last):", '  File "m0.py", line 1, in f', "    call()"]
-    assert lines[-2:] == ['  File "m59.py", line 1, in f', "    call()"]
-    left_out = next(number for number, line in enumerate(lines) if "left out" in line)
-    assert lines[left_out] == f"  ... {121 - len(lines) + 1} lines left out, see ranks/1/error.json"
-    assert lines[left_out - 1] == "    call()"
-    assert lines[left_out + 1].startswith("  File ")
-    assert len(lines) <= 25
 
 
 # The kernel keeps the lowest byte of an exit code.
