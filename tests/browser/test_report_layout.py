@@ -66,22 +66,6 @@ def test_opened_page_is_not_wider_than_the_window(page, report_file, width, dark
     assert beyond == []
 
 
-@pytest.mark.parametrize("width", [800, 1400])
-def test_value_that_is_compared_bit_by_bit_stays_in_its_column(page, width):
-    page.size(width, 900)
-    cell = "document.querySelector('#test-0 .verdicts tbody td.number')"
-    page.value(f"{cell}.textContent = '0.97614249587059021'")
-    assert page.value(f"{cell}.scrollWidth <= {cell}.clientWidth")
-
-
-def test_columns_become_labelled_lines_in_a_narrow_window(page):
-    cell = "#test-0 .verdicts tbody td[data-label=limit]"
-    label = f"getComputedStyle(document.querySelector('{cell}'), '::before').content"
-    assert page.value(label) == "none"
-    page.size(400, 900)
-    page.wait_for(f"{label} === '\"limit\"'")
-
-
 def test_headings_do_not_skip_a_level(page):
     levels = page.value(
         "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].map((node) => Number(node.tagName[1]))"

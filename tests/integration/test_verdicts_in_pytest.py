@@ -218,23 +218,6 @@ def test_improvement_passes_and_says_that_the_baseline_is_stale(project):
     project.run(shows=shows, passed=1)
 
 
-def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
-    yaml = recorded.path / "workloads/toy/default.yaml"
-    known = yaml.read_text()
-    key = "  prefetch: {type: boolean, default: false, description: a new switch}\n"
-    yaml.write_text(known.replace("  fault:", key + "  fault:"))
-    recorded.run().assert_outcomes(passed=2)
-
-    source = (recorded.path / "test_toy.py").read_text()
-    recorded.test_file(source.replace("steps=6", "steps=6, prefetch=True"))
-    result = recorded.run(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E  *: the baseline was recorded with prefetch=False, the test has prefetch=True"])
-
-    recorded.test_file(source)
-    result = recorded.run("--update-baselines", "-k", "test_weights")
-    result.stdout.fnmatch_lines(["updated *::test_weights::toy (baseline 1: * launches, * kept in all)"])
-
-
 BROKEN = """
 @pytest.fixture
 def broken():
@@ -293,11 +276,6 @@ def test_labelled_checks_have_baselines_of_their_own_and_return_verdicts_recorde
 
 
 COMPARE = "workload.compare(workload.run('toy', {}), workload.run('toy'))"
-
-
-def test_comparison_of_two_launches_passes_and_needs_no_baseline(project):
-    project.one_test(COMPARE.format("step_ms=10.1"), '@pytest.mark.tolerance(step_time_p50="200%")')
-    project.run(shows="aorta: 1 test OK, 2 metrics unchanged, 4 launches*", passed=1)
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,6 @@ def test_list_has_one_line_a_case_with_its_median(here, capsys):
     assert totals == "2 cases on 1 platform, 6 launches"
 
 
-def test_list_counts_launches_of_one_day_as_one_block(here, capsys):
-    store(launches=(launch(10.0), launch(10.1)))
-    assert "2/2       1         2026-01-01 " in said(capsys, "baselines", "list", "--platform", PLATFORM)
-
-
 def test_list_reports_unreadable_files_beside_readable_ones_and_fails(here, capsys):
     bad = here / "baselines" / PLATFORM / "bad.json"
     bad.write_text("{")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pytest_aorta.plan.options import OPTIONS
-from tests.integration.ci_runner import as_text, component
+from tests.integration.ci_runner import component
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())
@@ -57,16 +57,6 @@ def test_component_and_action_use_every_input_and_no_other():
     spec, jobs = yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8"))
     assert set(re.findall(r"\$\[\[ inputs\.([\w-]+) \]\]", yaml.safe_dump(jobs))) == set(spec["spec"]["inputs"])
     assert set(re.findall(r"inputs\.([\w-]+)", yaml.safe_dump(ACTION_YAML["runs"]))) == set(ACTION_YAML["inputs"])
-
-
-def test_action_and_component_have_the_same_defaults_where_both_have_an_input():
-    inputs = ACTION_YAML["inputs"]
-    spec = next(yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8")))["spec"]["inputs"]
-    shared = set(inputs) & set(spec) - {"requirements"}
-    assert shared == {"pytest-args", "name", "baselines", "report", "comment"}
-    assert {name: as_text(spec[name]["default"]) for name in shared} == {
-        name: inputs[name]["default"] for name in shared
-    }
 
 
 def test_token_of_the_action_reaches_the_comment_alone_and_inputs_reach_no_script():

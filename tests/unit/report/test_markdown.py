@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +20,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import RETRIED, TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import CAUGHT, compared, make_facts, make_record, make_verdict, ran, replace
+from tests.unit.report.elements import Elements
 
 FAILED = make_record(
     "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
@@ -30,36 +30,9 @@ OPEN = make_record("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)])
 CROSS, WARNING, CHECK = "## \N{CROSS MARK} ", "## \N{WARNING SIGN}", "## \N{WHITE HEAVY CHECK MARK} "
 
 
-class Page(HTMLParser):
-    """The elements of rendered Markdown: tags, the text in each kind of element, and tags that do not match."""
-
-    VOID = ("br", "hr")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.texts: dict[str, list[str]] = {}
-        self.wrong: list[str] = []
-        self.feed(MarkdownIt("commonmark").enable("table").render(text))
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.texts.setdefault(tag, []).append("")
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        for tag in self.open:
-            self.texts[tag][-1] += data
-
-    def handle_comment(self, data: str) -> None:
-        self.wrong.append(data)
+def elements(text: str) -> Elements:
+    """Return the elements of rendered Markdown."""
+    return Elements(MarkdownIt("commonmark").enable("table").render(text))
 
 
 EXPECTED = {
@@ -109,16 +82,16 @@ def test_verdict_that_does_not_apply_or_that_the_test_expects_is_not_a_finding(r
 
 @pytest.mark.parametrize("outcome", [Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED])
 def test_finding_is_a_row_with_its_reason(outcome):
-    page = Page(rendered([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
+    page = elements(rendered([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
     assert page.texts["td"][0] == "a.py::good"
     assert (page.texts["td"][1], page.texts["td"][-1]) == (outcome.value, "be<cause")
 
 
 def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
     repeated = ("--aorta-gpus=4", "-o", "aorta_progress=a b")
-    evidence, command = Page(rendered([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], repeated=repeated)).texts[
-        "pre"
-    ]
+    evidence, command = elements(
+        rendered([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], repeated=repeated)
+    ).texts["pre"]
     assert evidence == "why <b>\n\n# x"
     assert next(line for line in rendered([FAILED]).splitlines() if line.startswith("- ")).endswith(": why &lt;b&gt;")
     assert shlex.split(command) == ["pytest", "a.py::test_x[$HOME 'q'-1]", "--aorta-gpus=4", "-o", "aorta_progress=a b"]
@@ -129,7 +102,7 @@ def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     record = make_record(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
     text = rendered([record], command=("pytest", failure), repeated=(nodeid,))
     assert not re.search(r"^\s*/", text, re.MULTILINE)  # a quick action of GitLab
-    page = Page(text)
+    page = elements(text)
     assert (page.wrong, page.open) == ([], [])
     assert set(page.tags) <= EXPECTED
     assert page.tags.count("details") == page.tags.count("table") == 1
@@ -156,7 +129,7 @@ def test_references_and_addresses_are_text_wherever_they_stand(text):
         failure=text,
     )
     record = replace(record, comparisons=(*record.comparisons, compared("a", launch)))
-    page = Page(rendered([record], command=("pytest", text), repeated=(text,)))
+    page = elements(rendered([record], command=("pytest", text), repeated=(text,)))
     assert "a" not in page.tags
     # GitHub and GitLab look for links neither in code nor in preformatted text.
     inert = page.texts["code"] + page.texts["pre"]
@@ -183,7 +156,7 @@ def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, li
     failed = [replace(FAILED, nodeid=f"a.py::{n}", comparisons=(), failure="<" * length) for n in range(tests)]
     text = rendered(failed, command=("pytest", "x" * length), max_bytes=limit)
     assert len(text.encode()) <= limit
-    page = Page(text)
+    page = elements(text)
     assert (page.wrong, page.open) == ([], [])
     shown = text.count("<summary>")
     assert shown == tests or f"\n... and {tests - shown} more failures\n" in text

@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 
 from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.rows import (
-    REACH,
     UNKNOWN,
-    WIDTH,
     collective_overlaps,
     environment_rows,
     failing_first,
-    interval_marks,
     rank_rows,
 )
 from pytest_aorta.report.summary import SCHEMA, ratio, summary
@@ -23,7 +20,6 @@ from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import STEP_TIMES
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
 from pytest_aorta.session.record import TestRecord
-from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
     make_baseline,
@@ -152,17 +148,6 @@ def test_waits_and_idle_times_of_a_rank_are_means_over_its_steps_with_and_withou
 
 
 # The interval's picture
-
-
-@given(st.floats(-0.5, 0.5), st.floats(0, 0.3), st.floats(0.001, 0.5))
-def test_marks_stay_on_the_scale_and_say_where_they_were_cut(delta, half, tolerance):
-    verdict = make_verdict(
-        Outcome.PASS, delta=delta, low=delta - half, high=delta + half, tolerance=Tolerance(tolerance)
-    )
-    marks = interval_marks(verdict)
-    assert 0 <= marks.low <= marks.middle <= marks.high <= WIDTH
-    assert (marks.left, marks.right) == (delta - half < -REACH * tolerance, delta + half > REACH * tolerance)
-    assert (marks.middle > marks.upper_limit) <= (delta > tolerance)
 
 
 # The summary
