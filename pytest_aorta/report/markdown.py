@@ -1,8 +1,8 @@
 """Renders a session as Markdown, for a comment on a pull request and for GitHub's page of a job.
 
-The first line is the verdict. The findings follow as a table, then the evidence of each failure with the command that
-repeats it, then the provenance of the launches. Text from tests is escaped, so that it neither changes the structure
-nor mentions a user, links an issue or an address, or runs a quick action of GitLab.
+The first line is the verdict. What failed follows as a list, and the findings as a table, then the evidence of each
+failure with the command that repeats it, and the provenance of the launches. Text from tests is escaped, so that it
+neither changes the structure nor mentions a user, links an issue or an address, or runs a quick action of GitLab.
 """
 
 import html
@@ -169,11 +169,13 @@ def markdown(found: Findings, *, max_bytes: int = MAX_BYTES, conclusion: str = "
     if len(foot.encode()) > left // 4:
         foot = ""
     left -= len(foot.encode())
+    firsts = _limited(map(_first_line, found.failures), left // 8, "failures", found.failed - len(found.failures))
+    left -= len(firsts.encode())
     table = _limited(_table(found.findings), left // 2, "findings", found.num_findings - len(found.findings))
     left -= len(table.encode())
     evidence = min(_MAX_EVIDENCE, left // _MAX_FAILURES)
     shown = (_failure(failure, evidence) for failure in found.failures)
-    return head + table + _limited(shown, left, "failures", found.failed - len(found.failures)) + foot
+    return head + firsts + table + _limited(shown, left, "failures", found.failed - len(found.failures)) + foot
 
 
 def headline(found: Findings, conclusion: str = "success") -> str:
@@ -253,6 +255,12 @@ def _table(rows: Iterable[Finding]) -> Iterator[str]:
     for row in rows:
         yield f"{head}| {' | '.join(map(escaped, astuple(row)))} |\n"
         head = ""
+
+
+def _first_line(failure: Failure) -> str:
+    """Return the failed test with the first line of its failure, which says what was edited where that is known."""
+    first, _, _ = failure.text.partition("\n")
+    return f"\n- {escaped(failure.test)}: {escaped(first)}\n"
 
 
 def _failure(failure: Failure, limit: int) -> str:

@@ -47,16 +47,6 @@ def test_charts_are_painted_and_the_page_is_not_wider_than_the_screen(page, hist
     assert page.value("document.documentElement.dataset.theme") == ("dark" if dark else "light")
 
 
-def test_legend_names_the_newest_version_until_there_is_a_pointer(page, history):
-    page.open(history)
-    page.wait_for(DRAWN)
-    values = page.value("[...document.querySelectorAll('figure.plot .u-value')].map((node) => node.textContent)")
-    version, median, baseline = values[:3]
-    assert version.startswith(f"{commit_of(39)[:7]} 2026-")
-    assert float(median) == pytest.approx(float(baseline), rel=0.02)
-    assert not {"", "-", "--"} & set(values)
-
-
 def test_legend_names_the_version_under_the_cursor(page, history):
     page.open(history)
     page.wait_for(DRAWN)

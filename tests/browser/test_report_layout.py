@@ -4,10 +4,7 @@ import itertools
 
 import pytest
 
-from pytest_aorta.report.data import session_report
-from pytest_aorta.report.write import write_report
 from tests.browser.report_page import DRAWN
-from tests.unit.sample_run import make_run
 
 # The rules of WCAG 2.1: relative luminance, and 4.5 to 1 for text (https://www.w3.org/TR/WCAG21/#contrast-minimum).
 CONTRAST = """
@@ -69,22 +66,6 @@ def test_opened_page_is_not_wider_than_the_window(page, report_file, width, dark
     assert beyond == []
 
 
-@pytest.mark.parametrize("width", [800, 1400])
-def test_value_that_is_compared_bit_by_bit_stays_in_its_column(page, width):
-    page.size(width, 900)
-    cell = "document.querySelector('#test-0 .verdicts tbody td.number')"
-    page.value(f"{cell}.textContent = '0.97614249587059021'")
-    assert page.value(f"{cell}.scrollWidth <= {cell}.clientWidth")
-
-
-def test_columns_become_labelled_lines_in_a_narrow_window(page):
-    cell = "#test-0 .verdicts tbody td[data-label=limit]"
-    label = f"getComputedStyle(document.querySelector('{cell}'), '::before').content"
-    assert page.value(label) == "none"
-    page.size(400, 900)
-    page.wait_for(f"{label} === '\"limit\"'")
-
-
 def test_headings_do_not_skip_a_level(page):
     levels = page.value(
         "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].map((node) => Number(node.tagName[1]))"
@@ -100,16 +81,3 @@ def test_every_table_names_its_rows_and_columns(page):
         "|| [...table.querySelectorAll('thead th')].some((head) => !head.textContent.trim())).length"
     )
     assert nameless == 0
-
-
-@pytest.mark.parametrize(("ranks", "named"), [(4, 4), (64, 32)])
-def test_lanes_of_many_ranks_stay_apart_and_their_names_do_not_overlap(browser, tmp_path, ranks, named):
-    records = make_run(tmp_path, tests=1, ranks=ranks, steps=20)
-    figure = "document.querySelector('figure[data-kind=timeline]')"
-    browser.size(1400, 3000)
-    browser.open(write_report(session_report(records, title="many ranks"), tmp_path / "page.html")[0])
-    browser.wait_for(f"{figure}.dataset.named !== undefined")
-    assert len(browser.value(f"{figure}.dataset.named").split()) == named
-    height = browser.value(f"{figure}.querySelector('.u-over').clientHeight")
-    assert height / named >= 14
-    assert height / ranks >= 12

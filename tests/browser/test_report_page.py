@@ -1,7 +1,5 @@
 """The page in a browser: opens without errors, groups, sorts, filters and zooms, by mouse and by keys."""
 
-import re
-
 import pytest
 
 from pytest_aorta.report.data import session_report
@@ -59,16 +57,7 @@ def test_page_opens_with_failed_tests_open_and_their_plots_drawn(page):
     assert painted
 
 
-def test_verdicts_are_grouped_by_test_under_a_heading(page):
-    assert len(texts(page, "details.test-entry > summary h3")) == 13
-    assert page.value("[...document.querySelectorAll('.verdicts tbody tr')].every((row) => row.closest('.test-entry'))")
-    compared = texts(page, f"{entry('comm_stream')} .verdicts .metric")
-    assert len(compared) == len(set(compared)) == 6
-    assert texts(page, f"{entry('comm_stream')} .verdicts:not(.skipped *) .badge")[:3] == ["regression"] * 3
-    assert texts(page, f"{entry('comm_stream')} .found > span")[0].startswith("regression step_time_p50 +8.5%, ")
-
-
-def test_metrics_that_are_not_applicable_are_gray_and_collapsed_until_asked_for(page):
+def test_metrics_that_are_not_applicable_are_collapsed_until_asked_for(page):
     skipped = f"{entry('on_cpu')} details.skipped"
     page.value(f"document.querySelector('{entry('on_cpu')}').open = true")
     assert texts(page, f"{entry('on_cpu')} .case > table.verdicts tbody .badge") == ["pass"] * 2
@@ -79,22 +68,7 @@ def test_metrics_that_are_not_applicable_are_gray_and_collapsed_until_asked_for(
     page.press(" ")
     page.wait_for(f"document.querySelector('{skipped} table').checkVisibility()")
     assert texts(page, f"{skipped} .badge") == ["not applicable"] * 4
-    back = page.value(f"getComputedStyle(document.querySelector('{skipped} .badge')).backgroundColor")
-    channels = [int(channel) for channel in re.findall(r"\d+", back)]
-    assert max(channels) - min(channels) < 16
     assert "CPU ranks" in texts(page, f"{skipped} .reason")[0]
-
-
-def test_titles_and_columns_are_plain(page):
-    assert texts(page, "#test-0 .plot-title") == [
-        "Step time",
-        "Step-time percentiles (slowest rank)",
-        "Breakdown of a step",
-    ]
-    assert texts(page, "#test-0 .verdicts thead th") == [
-        "metric", "verdict", "candidate", "compared with", "change [95% interval]", "change vs. limit", "limit",
-        "launches",
-    ]  # fmt: skip
 
 
 def test_failed_launches_and_failures_before_a_launch_are_counted(page):
@@ -102,22 +76,6 @@ def test_failed_launches_and_failures_before_a_launch_are_counted(page):
     assert texts(page, "#launches span")[0] == "22 in total"
     assert "1 failed launch" in texts(page, f"{entry('late_rank')} summary")[0]
     assert "failed before a launch" in texts(page, f"{entry('misspelled')} summary")[0]
-
-
-def test_page_names_what_was_measured_with_the_command(page):
-    head = texts(page, "main > section > .provenance thead th")
-    assert head == ["side", "commit", "branch", "measured", "device", "torch", "command"]
-    first, second = page.value(
-        "[...document.querySelectorAll('main > section > .provenance tbody tr')]"
-        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
-    )
-    assert first[:3] == ["candidate", "c0ffee00c0ff", "main"]
-    assert first[4:] == [
-        "NVIDIA H200; CPU ranks",
-        "2.11.0+cu130; 2.11.1; 2.11.0+cpu",
-        "pytest tests --aorta-ab=origin/main --aorta-report=report.html",
-    ]
-    assert second[0] == "A/B reference origin/main"
 
 
 def legend(page, figure: str) -> dict[str, str]:
@@ -130,20 +88,13 @@ def legend(page, figure: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["steps", "fractions"])
-def test_legends_have_a_value_and_a_line_for_each_name_before_a_pointer_is_there(page, kind):
+def test_legends_have_a_value_for_each_name_before_a_pointer_is_there(page, kind):
     figure = f"#test-0 figure[data-kind={kind}]"
     found = legend(page, figure)
     assert len(found) >= 5
     assert all(name and value.strip(" -") for name, value in found.items()), found
     numbers = list(found.values())[1:]
     assert all(15 < float(value) < 25 for value in numbers), found
-    borders = page.value(
-        f"[...document.querySelectorAll('{figure} .u-legend .u-series')].slice(1)"
-        ".filter((row) => row.checkVisibility()).map((row) => getComputedStyle(row.querySelector('.u-marker')))"
-        ".map((style) => [style.width, style.borderTopWidth, style.borderTopColor])"
-    )
-    assert [border[:2] for border in borders] == [["18px", "3px"]] * len(numbers)
-    assert all(color != "rgba(0, 0, 0, 0)" for *_, color in borders)
 
 
 @pytest.mark.parametrize("kind", ["steps", "fractions"])

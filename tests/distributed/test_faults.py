@@ -59,7 +59,6 @@ MATRIX = {
         "NotFinite: parameter model.weight of rank 1 has 1 of 6 elements that are NaN or infinite",
     ),
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
-    "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "suspended": ("hang in collective", 1, "rank 1 suspended by a signal such as SIGSTOP in step 2"),
     "given_up": ("hang in collective", 1, "rank 1, step 2: gil ("),
     "awaited": ("hang in collective", 1, "rank 1, step 2: absent ("),
@@ -69,9 +68,7 @@ MATRIX = {
 HANGS = {
     # Where ranks start fast, the collective's own limit of 80% of the launch's ends first, and rank 0 gave up waiting.
     "absent": ("hang in collective", 1, " for rank 1"),
-    "spin": ("hang in collective", 1, "spin ("),
     "gil": ("hang in collective", 1, "gil ("),
-    "deaf": ("hang in collective", 1, "deaf ("),
     "grandchildren": ("hang in collective", 1, "grandchildren ("),
 }
 
@@ -107,17 +104,17 @@ def failed(plan: LaunchPlan, bound_s: float, start: Callable[[LaunchPlan], Launc
 
 
 # Faults that differ from another kind only in their cause, or whose stacks a unit test shows.
-VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "spin", "gil", "deaf", "grandchildren"}
+VARIANTS = {"exit_code", "full_disk_at_result", "gil", "grandchildren"}
 
 
 # Kinds whose diagnosis reads the files of ranks, whoever started the ranks: warm in CI, cold every night.
 WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "suspended", "done_alone")
-# Every night with both launchers.
-NIGHTLY = ("given_up", "awaited")
+# Every night warm; those that CI does not start cold too.
+NIGHTLY = ("given_up", "awaited", "exit_code", "killed")
 
 
 def marks(kind: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.extended] if kind in {*VARIANTS, *WARM, *NIGHTLY} else []
+    return [pytest.mark.extended] if kind in {*VARIANTS, *WARM, *NIGHTLY} - {"killed"} else []
 
 
 @pytest.mark.parametrize(

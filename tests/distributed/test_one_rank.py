@@ -1,20 +1,6 @@
-"""Worlds of one rank: too small for some workloads, and a model without any collective for others."""
+"""A world of one rank: a model without any collective."""
 
 import pytest
-
-from pytest_aorta.common.errors import LaunchError
-
-
-@pytest.mark.world(size=1, device="cpu", warm=True)
-@pytest.mark.parametrize(
-    "name", ["fsdp", *(pytest.param(n, marks=pytest.mark.extended) for n in ("ddp_overlap", "ranking"))]
-)
-def test_one_rank_is_a_runtime_error_that_says_what_to_do(workload, name):
-    with pytest.raises(LaunchError) as caught:
-        workload.run(name)
-    text = str(caught.value)
-    assert f"RuntimeError: workload '{name}' needs at least 2 ranks and was started with WORLD_SIZE=1" in text
-    assert "@pytest.mark.world(size=2)" in text
 
 
 @pytest.mark.world(size=1, device="cpu", warm=True)

@@ -1,6 +1,5 @@
 """Real ranks beside pytest-timeout, pytest-cov and a debugger: no rank is left running or measured while traced."""
 
-import json
 import shutil
 import subprocess
 
@@ -9,6 +8,7 @@ import pytest
 from pytest_aorta.common import variables
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.result.folder import steps_entered
+from pytest_aorta.result.reading import read_result
 from tests.distributed.processes import await_true, ranks_left
 from tests.distributed.test_faults import ROOT, WORKLOADS
 from tests.unit.builders import run_python
@@ -138,7 +138,7 @@ def test_coverage_of_ranks_makes_their_times_not_applicable(suite, patch, tracer
     ended = run("--cov", "--aorta-fail-on=none")
     assert "1 passed" in ended.stdout
     [result] = folder.glob("results/*/01-*/result.json")
-    found = json.loads(result.read_text())["environment"].get("python_tracer")
+    found = read_result(result).environment.get("python_tracer")
     assert (found and found.partition(".")[0]) == tracer
     assert ("(profiler)" in ended.stdout) is (tracer is not None)
     [line] = [line for line in ended.stdout.splitlines() if line.startswith("train.py")]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pytest_aorta.cli.main import main
 from pytest_aorta.cli.selftest import SIGNS
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.options import LauncherKind
@@ -29,13 +28,6 @@ for step in range(6):
     wrapped(torch.full((4, 8), 0.1 + dist.get_rank())).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-TEST = """
-import pytest
-
-@pytest.mark.world(size=2, device="cpu")
-def test_training(workload):
-    workload.check(workload.run_script("train.py", ["fsdp2"]))
 """
 
 
@@ -96,17 +88,3 @@ def test_each_fault_shows_in_what_the_ranks_leave(run):
             break
     assert failure.kind in SIGNS[Plant.HANG].failures, failure.text
     assert failure.rank == 1
-
-
-@pytest.mark.extended
-def test_command_finds_what_the_test_covers(tmp_path, monkeypatch, capsys):
-    (tmp_path / "train.py").write_text(SCRIPT.replace("range(6)", "range(12)").replace("warmup=0", "warmup=3"))
-    (tmp_path / "test_training.py").write_text(TEST)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naorta_launcher = forkserver\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert main(["selftest", "test_training.py"]) == 0
-    printed = capsys.readouterr().out
-    for fault in Plant:
-        has_metric = fault in (Plant.BIT, Plant.LOST_GRADIENT, Plant.NAN, Plant.HANG, Plant.EXIT_CODE)
-        assert f"{fault} {'yes' if has_metric else 'not covered'}" in " ".join(printed.split()), printed

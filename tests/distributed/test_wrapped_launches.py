@@ -54,15 +54,6 @@ def test_wrapped_launch_has_a_result_and_a_trace(tmp_path, environ):
     assert mentioning(str(plan.run_dir)) == []
 
 
-@pytest.mark.extended
-def test_rank_that_fails_under_a_wrapper_is_reported_and_leaves_no_process(tmp_path, environ):
-    plan = wrapped(tmp_path, "exception")
-    failure = launch_failure(plan, launch(plan, environ))
-    assert failure is not None
-    assert (failure.kind, failure.rank) == ("rank exception", 1), failure.text
-    assert mentioning(str(plan.run_dir)) == []
-
-
 def test_ranks_under_a_wrapper_end_with_a_killed_guard(tmp_path, environ):
     plan, outcomes = wrapped(tmp_path, "absent"), list[LaunchOutcome]()
     launching = threading.Thread(target=lambda: outcomes.append(launch(plan, environ)))

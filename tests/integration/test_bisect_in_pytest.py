@@ -120,13 +120,6 @@ def test_slower_commit_is_found_in_noise_and_confirmed_against_the_one_before(re
     assert f"; A/B with {repository.commits[5][:12]}" in output
 
 
-def test_ends_that_do_not_differ_are_reported_and_no_other_commit_is_launched(repository):
-    repository.change_time(at=5, of=5, noise=0.001)
-    assert repository.ends(0) == []
-    assert "not found: the ends do not differ" in repository.output
-    assert "change 2" not in repository.output
-
-
 def test_commits_that_do_not_start_are_skipped_and_named_with_the_one_that_starts(repository):
     repository.change_hash(at=5, of=9, broken=(4, 5))
     assert repository.ends(1) == repository.commits[4:7]
@@ -197,6 +190,7 @@ def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(r
     repository.change_time(at=2, of=3, noise=0.001)
     assert repository.ends(0, "--tolerance", "step_time_p50=900%") == []
     assert "not found: the ends do not differ" in repository.output
+    assert "change 1" not in repository.output
     repository.finds(2)
 
 

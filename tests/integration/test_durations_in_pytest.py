@@ -58,10 +58,3 @@ def test_durations_travel_from_workers(three):
     pytest.importorskip("xdist")
     result = three.pytester.runpytest_subprocess("-n2", "--durations=0", timeout=150)
     assert table(result) == EXPECTED
-
-
-def test_failed_launch_has_its_durations_too(project):
-    project.plant(raises=1, wall_s=2.5, phases_s={"start": 1.0})
-    project.one_test("workload.run('toy')")
-    result = project.run("--durations=0", failed=1)
-    assert table(result)[1] == ["test_toy::test_one", "1", "torchrun", "2.50", "1.00", "-", "-", "-", "-"]

@@ -28,16 +28,6 @@ def test_case_with_another_environment_has_its_own_name_and_baseline(gpu):
     gpu.run(shows="*test-one-toy-cuda-device-max-connections-8-*", failed=1)
 
 
-def test_baseline_without_the_key_belongs_to_no_variables(gpu):
-    gpu.one_test("workload.check(workload.run('toy'))")
-    gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
-    (path,) = gpu.baseline_files()
-    stored = json.loads(path.read_text())
-    del stored["config"]["environment"]
-    path.write_text(json.dumps(stored))
-    gpu.run().assert_outcomes(passed=1)
-
-
 def test_scripts_environment_is_its_config(project):
     script = repr(str(project.write("train.py", "")))
     project.one_test(

@@ -137,7 +137,6 @@ TOO_NOISY = {
         True,
     ),
     "outlier": ({"step_ms": [10.0, 15.0, *STEADY]}, "standard deviation of launches is *%, too large for *", False),
-    "drift": ({"step_ms": [10 + 0.12 * number for number in range(10)]}, "*too large for a tolerance of 5%*", True),
 }
 
 

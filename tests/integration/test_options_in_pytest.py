@@ -73,21 +73,6 @@ def test_help_lists_each_option_once(project):
     assert flags == [option.flag for option in OPTIONS if not option.ini_only]
 
 
-def test_ini_values_are_as_good_as_options(project):
-    project.test_file()
-    project.ini("aorta_baselines = stored", "aorta_results = kept")
-    project.run("--update-baselines").assert_outcomes(passed=2)
-    assert len(list((project.path / "stored").rglob("*.json"))) == 2
-    assert len(list((project.path / "kept").iterdir())) == 2
-
-
-def test_baselines_are_updated_by_the_flag_only(project):
-    project.test_file()
-    project.ini("aorta_update_baselines = true")
-    project.run("-W", "ignore::pytest.PytestConfigWarning").assert_outcomes(failed=2)
-    assert project.baseline_files() == []
-
-
 def test_command_line_wins_over_ini(project):
     project.test_file()
     project.ini("aorta_fail_on = none", "aorta_gpus = 8")
@@ -121,10 +106,6 @@ def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch
     )
     result = project.run(passed=1, failed=1)
     result.stdout.fnmatch_lines(["E *SpecError: marker world(*): got an unexpected keyword argument 'backend', *"])
-
-
-def test_markers_are_documented(project):
-    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.world(size=2, device='any', *): ranks to launch*"])
 
 
 GPU_TEST = "@pytest.mark.world(size=4, device='cuda')"

@@ -48,12 +48,12 @@ def verdicts(project) -> list[tuple]:
 def test_shuffled_tests_keep_their_verdicts(many):
     many.let_in("randomly")
     orders, found = [], []
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         many.run(*SUMMARY, f"--randomly-seed={seed}").assert_outcomes(passed=COUNT)
         orders.append([case["test"] for case in cases(many)])
         found.append(verdicts(many))
     assert len({tuple(order) for order in orders}) > 1
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert {outcome for _, _, outcome in found[0]} == {"pass"}
 
 
@@ -233,20 +233,13 @@ def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(decl
 SHOWING = ["--fixtures", "--fixtures-per-test", "--markers", "--cache-show", "--setup-plan", "--help"]
 
 
-def test_options_that_only_show_launch_nothing(declared):
-    for option in ("--fixtures", "--fixtures-per-test", "--markers", "--setup-plan", "--setup-only"):
-        result = declared.run(option, "--aorta-results=kept")
-        assert result.ret == 0
-        result.stdout.no_fnmatch_line("*= aorta =*")
-        assert_nothing_was_launched(declared)
-
-
 def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared):
     declared.ini("aorta_gpus = 8", "aorta_profiler = rocprofv3")
     for options in (["--collect-only", "-q"], *([option] for option in SHOWING)):
         # Without the plugin cacheprovider there is no --cache-show.
         result = declared.pytester.runpytest_inprocess(*options)
         assert (result.ret, result.errlines) == (0, [])
+        assert_nothing_was_launched(declared)
     declared.refused("--setup-only", shows="*")
 
 
@@ -287,14 +280,6 @@ def test_two_runs_in_one_process_are_independent(many):
     result.stdout.fnmatch_lines(
         ["aorta: 4 tests OK*", "4 passed in *", "aorta: 4 of 4 tests failed*", "4 failed in *", "codes 0 1"]
     )
-
-
-def test_stepwise_continues_at_the_test_that_failed(many):
-    many.plant(only="test-one-5", weight_hash="1" * 16)
-    stopped = many.pytester.runpytest_inprocess("--stepwise")
-    stopped.assert_outcomes(passed=1, failed=1)
-    many.plant()
-    many.pytester.runpytest_inprocess("--stepwise").assert_outcomes(passed=3, deselected=1)
 
 
 def test_debugger_opens_in_the_frame_of_the_test(many):

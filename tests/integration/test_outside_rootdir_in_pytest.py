@@ -36,13 +36,6 @@ def test_tests_of_one_name_in_two_files_have_baselines_of_their_own(outside, tmp
     result.stdout.no_fnmatch_line("*delete the file*")
 
 
-def test_test_is_not_compared_with_the_baseline_of_another_file(outside, tmp_path):
-    run(outside, tmp_path / "test_a.py", "--update-baselines", "--aorta-launches=2").assert_outcomes(passed=1)
-    result = run(outside, tmp_path / "test_b.py")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E *Missing: no baseline"])
-
-
 @pytest.mark.parametrize("given", [".", "test_a.py", "test_a.py::test_one"])
 def test_baseline_is_found_however_the_test_is_named_on_the_command_line(outside, tmp_path, given):
     run(outside, tmp_path, "--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)

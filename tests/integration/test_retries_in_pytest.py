@@ -71,8 +71,6 @@ def test_test_that_passes_in_its_second_attempt_counts_once_and_both_are_labelle
     rows = {(case["test"], case["attempt"], case["outcome"]) for case in found["cases"]}
     speed, weights = "test_toy.py::test_speed", "test_toy.py::test_weights"
     assert rows == {(speed, 1, "rerun"), (speed, 2, "passed"), (weights, 1, "passed")}
-    assert '<span>2 in total</span> <span class="badge badge-passed">2 passed</span>' in page(compared)
-    assert "<span>1 attempt retried</span>" in page(compared)
     assert page(compared).count("(attempt 1)") == page(compared).count("(attempt 2)") > 0
     text = step_summary(compared)
     assert text.partition("\n")[0].endswith("pytest-aorta: 2 of 2 tests passed, 1 retried")
@@ -168,11 +166,6 @@ def test_launches_of_an_attempt_that_was_retried_inside_of_a_hook_are_not_record
 def test_attempts_that_fail_inside_of_a_hook_are_one_failure_with_the_last_evidence(retried_in_hook, recordings):
     retried_in_hook.test_file()
     retried_in_hook.record(recordings["recorded"])
-    retried_in_hook.plant(**wrong_weights_in_launch(1))
-    result = retried_in_hook.run()
-    assert result.parseoutcomes() == {"passed": 2, "retried": 1}
-    result.stdout.fnmatch_lines(["aorta: 2 tests OK, 5 metrics unchanged, 1 attempt retried, 3 launches*"])
-    assert retried_in_hook.summary()["tests"] == {"passed": 2}
     retried_in_hook.plant(only="test-speed", weight_hash="1" * 16)
     result = retried_in_hook.run()
     assert result.parseoutcomes() == {"passed": 1, "failed": 1, "retried": 1}
@@ -225,8 +218,6 @@ def test_tests_that_failed_before_a_launch_are_counted(reported):
     assert text.startswith(
         f"## \N{CROSS MARK} pytest-aorta: 4 of 6 tests failed, 1 without a comparison\n\n{totals}, 1 launch"
     )
-    assert "<span>6 in total</span>" in html
-    assert "4 tests failed before a launch" in html
     for name in FAILED:
         assert f"<details><summary><code>test_toy.py::test_{name}</code></summary>" in text
     assert "did you mean" in text
@@ -247,7 +238,6 @@ def test_wrong_marker_is_counted_once(reported, workers):
     assert reported.summary()["tests"] == {"error": 1}
     assert "test_toy.py::test_one" in page(reported)
     assert "<details><summary><code>test_toy.py::test_one</code></summary>" in step_summary(reported)
-    assert "ranks" in step_summary(reported)
 
 
 def test_session_without_our_tests_has_no_section(reported):

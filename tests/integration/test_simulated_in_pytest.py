@@ -45,44 +45,6 @@ def test_a_machine_without_gpus_skips_and_under_the_option_simulates(project):
     assert "compares values step by step, which a simulated world does not have" in text
 
 
-LANE = """
-import pytest
-
-pytestmark = pytest.mark.overlap
-
-@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.world(size=n)) for n in (2, 8, "all")])
-def test_ranks(workload, number):
-    workload.check(workload.run("toy"))
-"""
-
-
-@pytest.mark.parametrize(
-    ("visible", "mode", "outcomes", "simulated"),
-    [
-        (0, "skip", {"skipped": 3}, 0),
-        (0, "fail", {"errors": 3}, 0),
-        (0, "simulate", {"passed": 3}, 3),
-        (2, "skip", {"passed": 1, "skipped": 2}, 0),
-        (2, "fail", {"passed": 1, "errors": 2}, 0),
-        (2, "simulate", {"passed": 3}, 2),
-        (8, "skip", {"passed": 3}, 0),
-        (8, "fail", {"passed": 3}, 0),
-        (8, "simulate", {"passed": 3}, 0),
-    ],
-)
-def test_one_command_line_serves_machines_with_all_some_and_no_gpus(project, visible, mode, outcomes, simulated):
-    project.write("test_toy.py", LANE)
-    project.gpus(visible)
-    project.plant(metrics={"num_parameters": 7})
-    line = ["--aorta-gpus=8", "-m", "overlap", f"--aorta-without-gpus={mode}", "--aorta-launches=3"]
-    result = project.run(*line, "--update-baselines", **outcomes)
-    if "errors" in outcomes:
-        result.stdout.fnmatch_lines([f"--aorta-without-gpus=fail: needs 8 GPUs, {visible} visible (--aorta-gpus=8*"])
-    folders = [file.parent.name for file in project.baseline_files()]
-    assert sum(name.startswith("simulated-x") for name in folders) == simulated
-    assert folders.count("simulated-x8") == min(simulated, 2)
-
-
 def test_costs_alone_are_compared_and_a_change_fails(project):
     project.path.joinpath("test_toy.py").write_text(STAGES)
     project.plant(metrics={"num_parameters": 7})

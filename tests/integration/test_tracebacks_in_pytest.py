@@ -29,18 +29,6 @@ def test_tracebacks_of_other_tests_contain_no_frame_of_the_plugin(project):
     assert "hooks.py" not in text
 
 
-def test_error_of_an_added_marker_shows_no_frame_of_the_plugin(project):
-    project.write(
-        "test_toy.py",
-        "import pytest\n"
-        "@pytest.fixture(autouse=True)\n"
-        "def added(request): request.node.add_marker(pytest.mark.tolerance(bogus='5%'))\n"
-        "def test_one(workload): pass\n",
-    )
-    result = project.run(shows="E  *SpecError: marker tolerance: metrics [[]'bogus'[]] are unknown*", errors=1)
-    assert "hooks.py" not in result.stdout.str()
-
-
 @pytest.mark.parametrize("style", ["long", "short"])
 def test_error_of_a_fixture_of_the_plugin_shows_no_frame_of_pytest(project, style):
     project.write(

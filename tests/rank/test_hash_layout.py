@@ -10,18 +10,14 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from pytest_aorta.worker import weight_hash
-from pytest_aorta.worker.layout import _placed_grids
 from tests.rank.ranks import fake_group
 
 settings.register_profile("shared-host", deadline=None, max_examples=25)
 settings.load_profile("shared-host")
 MESHES = st.sampled_from([(2,), (3,), (4,), (2, 2), (2, 3), (4, 2), (2, 2, 2)])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e5m2, torch.int64])
-WIDE_MESHES = [(2, 2), (4, 3), (3, 5), (2, 2, 3)]
 
 
 @contextmanager
@@ -100,22 +96,6 @@ def test_fsdp2_of_tensor_parallel_hashes_like_one_rank_however_uneven(rows, mesh
     made = fsdp_of_tensor_parallel(tensor, dim)
 
     assert sums_of_ranks(mesh_shape, made, ("dp", "tp")) == sums_of_one_rank(tensor)
-
-
-@given(st.integers(0, 40), st.sampled_from(WIDE_MESHES), st.data())
-def test_strided_shards_have_the_elements_that_dtensor_gives_them(size, mesh_shape, data):
-    place = st.one_of(
-        st.builds(Replicate),
-        st.builds(Shard, st.just(0)),
-        st.builds(lambda factor: _StridedShard(0, split_factor=factor), st.integers(1, 6)),
-    )
-    placements = data.draw(st.tuples(*[place] * len(mesh_shape)))
-    for coordinate in map(list, torch.cartesian_prod(*map(torch.arange, mesh_shape)).tolist()):
-        shape, begins = _compute_local_shape_and_global_offset((size,), mesh_shape, coordinate, placements)
-        grid = _placed_grids((size,), mesh_shape, coordinate, placements)[0]
-
-        assert grid.numel == shape[0]
-        assert not shape[0] or grid.flat_index(0, 1, torch.device("cpu")).item() == begins[0]
 
 
 def test_replicas_that_differ_are_an_error_that_names_the_ranks():

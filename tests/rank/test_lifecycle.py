@@ -1,7 +1,6 @@
 """The life of a rank, in this process and without a process group."""
 
 import json
-import math
 import os
 
 import pytest
@@ -12,9 +11,9 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.worker import lifecycle
-from pytest_aorta.worker.lifecycle import _leave_process_groups, _write_result, run_rank
+from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
 from tests.rank.ranks import own_group
-from tests.unit.builders import make_plan, make_rank
+from tests.unit.builders import make_plan
 
 FORGETFUL = """
 import math
@@ -49,17 +48,20 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize(("returned", "error", "message"), [
-    ("None", TypeError, r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"),
-    (RESULT.format("torch.ones(1)"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got "),
-    (RESULT.format("None"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got null"),
-    (RESULT.format("[math.nan]"), ValueError, r"a number that is not finite: step_times_ms\.0 = nan$"),
-], ids=["nothing", "a tensor", "no times", "NaN"])  # fmt: skip
-def test_wrong_result_names_the_class_or_the_field(folder, tmp_path, monkeypatch, returned, error, message):
+@pytest.mark.parametrize(("text", "by", "error", "message"), [
+    ("(Workload)", "", TypeError, "Forgetful has to be a subclass of pytest_aorta.worker.Workload"),
+    ("RETURNED", "None", TypeError, r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"),
+    ("RETURNED", RESULT.format("torch.ones(1)"), TypeError,
+     r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got "),
+    ("RETURNED", RESULT.format("None"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got null"),
+    ("RETURNED", RESULT.format("[math.nan]"), ValueError,
+     r"a number that is not finite: step_times_ms\.0 = nan$"),
+], ids=["another class", "nothing", "a tensor", "no times", "NaN"])  # fmt: skip
+def test_wrong_class_or_result_names_the_class_or_the_field(folder, tmp_path, monkeypatch, text, by, error, message):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
     own = tmp_path / "forgetful"
     own.mkdir()
-    (own / "__init__.py").write_text(FORGETFUL.replace("RETURNED", returned))
+    (own / "__init__.py").write_text(FORGETFUL.replace(text, by))
     spec = WorkloadSpec(name="forgetful", folder=own, class_name="Forgetful", description="A workload.")
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
     with pytest.raises(error, match=message):
@@ -72,16 +74,10 @@ def test_world_with_fewer_ranks_than_the_declaration_asks_for_is_refused(folder,
     monkeypatch.setenv("WORLD_SIZE", "2")
     spec = WorkloadSpec(name="toy", folder=tmp_path, class_name="Toy", description="A workload.", min_world_size=3)
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
-    with pytest.raises(RuntimeError, match="workload 'toy' needs at least 3 ranks and was started with WORLD_SIZE=2"):
+    with pytest.raises(
+        RuntimeError, match=r"workload 'toy' needs at least 3 ranks and was started with WORLD_SIZE=2: .*size=3"
+    ):
         run_rank(tmp_path, folder)
-
-
-def test_speed_check_that_is_not_finite_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    result = make_rank([1.0], canary_after={"gemm_ms": math.inf})
-    with pytest.raises(ValueError, match=r"the result of rank 1 contains .* not finite: canary_after\.gemm_ms = inf$"):
-        _write_result(tmp_path, result)
-    assert not (tmp_path / "result.json").exists()
 
 
 FORKING = """
@@ -157,10 +153,3 @@ def test_groups_whose_collectives_a_graph_may_contain_are_not_destroyed(group, m
     _leave_process_groups()
     assert not dist.is_initialized()
     _leave_process_groups()
-
-
-def test_graphs_are_not_looked_for_without_cuda(group, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    graph = Graph()
-    _leave_process_groups()
-    assert not dist.is_initialized(), graph

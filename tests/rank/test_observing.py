@@ -112,13 +112,6 @@ def test_persistent_buffers_are_hashed_beside_the_parameters_also_of_a_model_tha
     assert one.buffers.tensors["5"][0] == other.buffers.tensors["5"][0]
 
 
-def test_gradients_are_hashed_from_the_first_step_on(monkeypatch):
-    monkeypatch.setenv("AORTA_DEVICE", "cpu")
-    with observing(warmup=1, hash_weights=True, hash_every_step=True) as own:
-        _kept = train(3)
-        assert list(only(own.result()).gradients) == ["1", "2", "3"]
-
-
 def test_clock_that_the_script_stops_does_not_stop_the_recorders(recording, monkeypatch):
     clocks = {getattr(time, name) for name in ("time", "time_ns", "monotonic", "perf_counter", "perf_counter_ns")}
 

@@ -4,7 +4,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -12,24 +11,23 @@ from pytest_aorta.common import variables
 from pytest_aorta.result.facts import rank_lags_ms
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.rank_files import read_arrivals, waits_of_ranks_ms
-from pytest_aorta.worker import Delay, StepTimer
+from pytest_aorta.worker import StepTimer
 from tests.rank.ranks import run_two_ranks
 
 STEPS, SLOW_RANK, DELAY_MS = 15, 1, 30.0
 
 
-def run(rank: int, folder: str, sleeps: bool, records: str) -> None:
+def run(rank: int, folder: str, records: str) -> None:
     own = Path(folder, str(rank))
     own.mkdir()
     os.environ |= {variables.RANK_FOLDER: str(own), "TORCH_FR_BUFFER_SIZE": records}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    timer, delay = StepTimer(torch.device("cpu")), Delay(torch.device("cpu"), 0 if sleeps else DELAY_MS)
-    gradient = torch.ones(1024)
+    timer, gradient = StepTimer(torch.device("cpu")), torch.ones(1024)
     for _ in range(STEPS):
         with timer.step():
             if rank == SLOW_RANK:
-                time.sleep(DELAY_MS / 1e3) if sleeps else delay()
+                time.sleep(DELAY_MS / 1e3)
             dist.all_reduce(gradient, dist.ReduceOp.MAX)
     dist.barrier()
     dist.destroy_process_group()
@@ -37,14 +35,13 @@ def run(rank: int, folder: str, sleeps: bool, records: str) -> None:
     assert timer.collective_ms() == []
 
 
-def waits_ms(folder: Path, sleeps: bool, records: str = "20000") -> list[list[float]]:
-    run_two_ranks(run, str(folder), sleeps, records)
+def waits_ms(folder: Path, records: str) -> list[list[float]]:
+    run_two_ranks(run, str(folder), records)
     return waits_of_ranks_ms([read_arrivals(folder / str(rank) / ARRIVALS_FILE) for rank in range(2)])
 
 
-@pytest.mark.parametrize("sleeps", [False, True], ids=["computes", "sleeps"])
-def test_rank_that_arrives_late_waits_less(tmp_path, sleeps):
-    found = waits_ms(tmp_path, sleeps)
+def test_rank_that_arrives_late_waits_less(tmp_path):
+    found = waits_ms(tmp_path, "20000")
     assert [len(waits) for waits in found] == [STEPS, STEPS]
     lags_ms = rank_lags_ms(found)
     assert max(range(2), key=lambda rank: lags_ms[rank]) == SLOW_RANK
@@ -53,6 +50,6 @@ def test_rank_that_arrives_late_waits_less(tmp_path, sleeps):
 
 
 def test_short_record_covers_the_last_steps_only(tmp_path):
-    found = waits_ms(tmp_path, True, records="8")
+    found = waits_ms(tmp_path, "8")
     assert len(found[0]) == len(found[1])
     assert 0 < len(found[0]) < STEPS

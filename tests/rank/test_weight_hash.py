@@ -113,7 +113,6 @@ def test_rows_of_the_largest_mixed_words_are_summed_exactly(word):
     elements = torch.arange(-(2**16), 2**16, dtype=torch.int32).mul_(2**15 + 1)
     elements[-(2**16) :] = unmixed(word)
 
-    assert weight_hash._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
     assert sums_of(elements) == reference_sums(elements.tolist())
 
 
@@ -177,16 +176,6 @@ def test_any_block_has_the_sums_of_the_definition_at_its_indices(dims, dtype):
     whole = reference_sums(logical.tolist(), bits=bits)
     # Elements outside the block count as zeros, which add nothing.
     assert sums_of(held_elements, *axes) == [(a - b) % 2**64 for a, b in zip(whole, rest, strict=True)]
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32], ids=str)
-def test_the_mix_is_a_bijection_of_all_elements_or_of_samples_and_leaves_zero(dtype):
-    elements = torch.cat([torch.arange(2**16), torch.arange(2**16) << 16, torch.randint(2**32, (2**18,))])
-    elements = elements.to(dtype).unique()
-    mixed_elements = weight_hash._mix(elements.clone(), torch.empty_like(elements))
-
-    assert len(mixed_elements.unique()) == len(elements)
-    assert not mixed_elements[elements == 0].any()
 
 
 @given(WORDS, st.randoms(use_true_random=False))
@@ -282,18 +271,6 @@ def test_tensors_swapped_between_names_are_seen_and_each_is_named():
 
     assert before.hex != after.hex
     assert [name for name in "abc" if before.per_tensor[name] != after.per_tensor[name]] == ["a", "b"]
-
-
-@pytest.mark.parametrize("lane", [0, 1])
-def test_one_flipped_bit_of_word_or_index_flips_about_half_of_a_lane(lane):
-    def lane_of(word, index):
-        return sums_of(torch.tensor([word]).to(torch.int32), Axis(2**50, range(index, index + 1)))[lane]
-
-    flips = [lane_of(0x3F800000, 12345) ^ lane_of(0x3F800000 ^ (1 << bit), 12345) for bit in range(32)]
-    flips += [lane_of(0x3F800000, 12345) ^ lane_of(0x3F800000, 12345 ^ (1 << bit)) for bit in range(40)]
-
-    assert all(12 <= flip.bit_count() <= 52 for flip in flips)
-    assert 28 <= sum(flip.bit_count() for flip in flips) / len(flips) <= 36
 
 
 @pytest.mark.parametrize("value", [0, 1, 0x3F800000])

@@ -4,7 +4,7 @@ import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.verdict import baseline as stored_baselines
-from pytest_aorta.verdict.baseline import baseline_path, read_baseline, read_baseline_file, write_baseline
+from pytest_aorta.verdict.baseline import baseline_path, read_baseline_file, write_baseline
 from tests.unit.builders import make_baseline
 
 FOLDER = Path("baselines")
@@ -56,20 +56,18 @@ def test_file_is_renamed_on_all_platforms_with_all_its_tests(capsys):
     assert out.splitlines()[-1] == "6 of 8 baselines moved"
 
 
-def test_test_is_renamed_with_its_parameters_but_not_another_test_that_begins_like_it(capsys):
-    move(capsys, "tests/a.py::test_x", "tests/a.py::test_new")
-    assert cases(PLATFORMS[0]) == {"tests/a.py::test_new::fsdp", "tests/a.py::test_new[1]::fsdp", *CASES[2:]}
-
-
-def test_full_case_is_renamed_with_its_label(capsys):
-    move(capsys, CASES[0], "tests/a.py::test_x::renamed")
-    baseline = read_baseline(FOLDER, PLATFORMS[0], "tests/a.py::test_x::renamed")
-    assert baseline.test == "tests/a.py::test_x"
-
-
-def test_folder_is_renamed(capsys):
-    move(capsys, "tests/a.py.bak/", "tests/old/")
-    assert cases(PLATFORMS[0]) == {*CASES[:3], "tests/old/b.py::test_z::ddp"}
+@pytest.mark.parametrize(
+    ("old", "new", "left"),
+    [
+        ("tests/a.py::test_x", "tests/a.py::new", {"tests/a.py::new::fsdp", "tests/a.py::new[1]::fsdp", *CASES[2:]}),
+        (CASES[0], "tests/a.py::test_x::renamed", {"tests/a.py::test_x::renamed", *CASES[1:]}),
+        ("tests/a.py.bak/", "tests/old/", {*CASES[:3], "tests/old/b.py::test_z::ddp"}),
+    ],
+    ids=["test with its parameters", "label", "folder"],
+)
+def test_part_of_a_case_is_renamed_and_not_what_begins_like_it(capsys, old, new, left):
+    move(capsys, old, new)
+    assert cases(PLATFORMS[0]) == left
 
 
 def test_one_platform_can_be_renamed_alone(capsys):

@@ -104,12 +104,6 @@ def test_change_is_reported_once_as_soon_as_it_is_confirmed(otava):
     assert reported == [20 + CONFIRMING_VERSIONS]
 
 
-def test_since_reports_changes_of_all_versions_after_a_commit(otava):
-    history = one(entries_of(STEADY + SLOWER))
-    assert [change.index for change in new_changes([history], commit_of(15)[:8])] == [20]
-    assert new_changes([history], commit_of(27)) == []
-
-
 def test_other_weights_are_a_change_at_once_and_need_no_otava(monkeypatch):
     monkeypatch.setitem(sys.modules, "otava.analysis", None)
     (change,) = new_changes([one(hashes("a" * 16, "a" * 16, "b" * 16))], None)
@@ -148,16 +142,12 @@ def test_page_has_each_case_with_changes_and_revisions(here, otava, capsys):
     assert main(["history", "page", "history", "-o", "page.html"]) == 0
     assert capsys.readouterr().out == "page.html\n"
     text = (here / "page.html").read_text()
-    assert text.count("<figure") > 4
-    assert commit_of(14)[:12] in text
     first, second = json.loads(text.split('id="data">')[1].split("</script>")[0])
     chart = first["charts"]["step_time_p50"]
     assert [14, "worse"] in chart["changes"]
     assert [28, "better"] in chart["changes"]
     assert first["revisions"] == [[28, 2]]
     assert len(first["names"]) == len(np.frombuffer(base64.b64decode(chart["medians"]))) == 40
-    assert len(np.frombuffer(base64.b64decode(first["at"]), "<u4")) == 80
-    assert first["charts"]["peak_memory_bytes"]["unit"] == "MiB"
     assert first["charts"][HASH]["changes"] == [[20, "changed"]]
     assert second["charts"].keys() == first["charts"].keys()
 
@@ -170,7 +160,7 @@ def test_changes_exits_with_1_for_a_new_change_and_names_what_else_differs(here,
     out = capsys.readouterr().out
     assert re.search(rf"step_time_p50 +{commit_of(19)[:12]} +{commit_of(20)[:12]} .*worse, torch 2.11.0 -> 2.12.0", out)
     assert out.endswith("1 new change in 4 metrics of 1 case\n")
-    assert main(["history", "changes", "history", "--since", commit_of(22)]) == 0
+    assert [main(["history", "changes", "history", "--since", commit_of(number)]) for number in (15, 22)] == [1, 0]
 
 
 def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys):

@@ -415,7 +415,7 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "; arguments of a script or of pytest follow --; " in capsys.readouterr().err
+    assert "; arguments of a script or of pytest follow --; `aorta " in capsys.readouterr().err
     assert files(folder).keys() == {"train.py"}
 
 

@@ -71,11 +71,6 @@ def test_list_has_one_line_a_case_with_its_median(here, capsys):
     assert totals == "2 cases on 1 platform, 6 launches"
 
 
-def test_list_counts_launches_of_one_day_as_one_block(here, capsys):
-    store(launches=(launch(10.0), launch(10.1)))
-    assert "2/2       1         2026-01-01 " in said(capsys, "baselines", "list", "--platform", PLATFORM)
-
-
 def test_list_reports_unreadable_files_beside_readable_ones_and_fails(here, capsys):
     bad = here / "baselines" / PLATFORM / "bad.json"
     bad.write_text("{")
@@ -94,13 +89,6 @@ def test_list_of_an_empty_folder_is_its_totals_and_of_none_is_wrong_usage(here, 
     assert f"--platform cpu: is not in baselines; allowed are ['{PLATFORM}']" in message
 
 
-def test_add_says_that_nothing_was_added(here, capsys):
-    assert (
-        said(capsys, "baselines", "add", "baselines")
-        == "nothing was added: baselines has every baseline of baselines\n"
-    )
-
-
 def test_version_is_that_of_the_package(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -108,21 +96,10 @@ def test_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"aorta {version('pytest-aorta')}\n"
 
 
-def test_list_in_a_narrow_terminal_shortens_the_case(here, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "112")
-    lines = said(capsys, "baselines", "list").splitlines()
-    assert max(map(len, lines)) <= 112
-    assert len(lines) == 4
-    assert "...py::test_x::fsdp" in lines[1]
-
-
 def test_nothing_is_wider_than_the_terminal(here, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "90")
     lines = said(capsys, "baselines", "list").splitlines()
     assert [line for line in lines if len(line) > 90 and " " in line.strip()] == []
-
-
-# devices
 
 
 # the command itself
@@ -134,17 +111,6 @@ def test_unknown_word_is_wrong_usage(capsys, arguments):
         cli.main(arguments)
     assert caught.value.code == 2
     assert "--help` names what is allowed" in capsys.readouterr().err
-
-
-def test_unknown_option_is_reported_by_the_word_it_was_typed_after(capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["run", "--workload", "fsdp", "--seps", "3"])
-    assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(
-        "aorta run: error: unrecognized arguments: --seps 3; arguments of a script or of pytest follow --; "
-    )
-    assert "`aorta run --help` names what is allowed" in said
 
 
 def test_module_is_the_command_and_imports_no_torch(here):

@@ -79,21 +79,6 @@ def test_two_single_files_are_compared_whatever_they_are_called_with_a_note_on_w
     assert note in test.record.notes
 
 
-def test_reasons_name_both_values_and_no_baseline(tmp_path):
-    hashes = {"old": "a" * 32, "new": "b" * 32}
-    for name, torch in (("old", "2.11.0"), ("new", "2.12.0")):
-        result = make_result(
-            [[10.0] * 20] * 2, environment={"device": "cpu", "torch": torch}, weight_hashes={"20": hashes[name]}
-        )
-        (tmp_path / name).mkdir()
-        write_json(tmp_path / name / "result.json", to_builtins(result))
-    report = report_of(tmp_path / "old", tmp_path / "new")
-    assert report.warnings == ()
-    (test,) = report.tests
-    row = next(row for row in test.record.verdicts if row.metric == "weight_hash")
-    assert (row.outcome, row.reason) == (Outcome.NOT_APPLICABLE, "other environment: torch '2.11.0' -> '2.12.0'")
-
-
 def test_what_has_nothing_to_be_compared_with_is_reported(two):
     old, new = two
     keep(new, "test-a", 1.0, number=4, plan={"reference": {"name": "main"}})

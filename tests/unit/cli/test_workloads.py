@@ -58,8 +58,3 @@ def test_one_workload_has_its_keys_with_type_default_limits_and_help(own, capsys
         "    environment variables of the ranks",
         "size = large changes defaults: rate = 0.5",
     ]
-
-
-def test_unknown_workload_is_wrong_usage(own, capsys):
-    assert cli.main(["workloads", "tyo"]) == 2
-    assert "did you mean 'toy'?" in capsys.readouterr().err

@@ -21,14 +21,6 @@ def read_error(tmp_path, content: bytes, reader=read_json, **keywords) -> str:
     return str(caught.value)
 
 
-def test_json_document_is_read(tmp_path):
-    path = tmp_path / "document"
-    path.write_text('{"a": [1, 2.5, null, "é"]}', encoding="utf-8")
-    assert read_json(path, max_bytes=MAX_BYTES) == {"a": [1, 2.5, None, "é"]}
-    path.write_bytes(b"1".rjust(MAX_BYTES))
-    assert read_json(path, max_bytes=MAX_BYTES) == 1
-
-
 @pytest.mark.parametrize(("name", "reason"), [("absent", "No such file"), (".", "Is a directory")])
 def test_path_without_a_file_is_named_with_the_reason(tmp_path, name, reason):
     with pytest.raises(UnreadableFile, match=rf"{tmp_path / name}: can't be read: {reason}"):

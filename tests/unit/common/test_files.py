@@ -18,7 +18,6 @@ from pytest_aorta.common.files import (
     locked,
     read_json,
     slug,
-    write_bytes,
     write_json,
 )
 from pytest_aorta.common.processes import terminable
@@ -68,15 +67,6 @@ def test_slug_of_any_text_stays_one_plain_path_component(text):
     assert 1 <= len(name) <= 100
     assert set(name) <= set(string.ascii_lowercase + string.digits + "-")
     assert not name.startswith("-")
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_bytes_replace_the_old_file_and_leave_no_scratch_file(tmp_path, durable):
-    path = tmp_path / "progress"
-    for data in (b"first", b"second"):
-        write_bytes(path, data, durable=durable)
-    assert path.read_bytes() == b"second"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["progress"]
 
 
 def test_unfinished_files_of_killed_writers_are_deleted_at_the_next_write(tmp_path):

@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.text import did_you_mean, is_harness, is_library, visible, without_harness
 
-METRICS = ["step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5", "weight_hash", "overlap_ratio"]
-
 
 def test_name_with_one_wrong_character_is_suggested_before_longer_names():
     assert did_you_mean(["step"], ["step_ms", "steps", "num_steps"]) == " (did you mean 'steps'?)"

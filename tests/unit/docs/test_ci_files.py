@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pytest_aorta.plan.options import OPTIONS
-from tests.integration.ci_runner import as_text, component
+from tests.integration.ci_runner import component
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())
@@ -59,29 +59,19 @@ def test_component_and_action_use_every_input_and_no_other():
     assert set(re.findall(r"inputs\.([\w-]+)", yaml.safe_dump(ACTION_YAML["runs"]))) == set(ACTION_YAML["inputs"])
 
 
-def test_action_and_component_have_the_same_defaults_where_both_have_an_input():
-    inputs = ACTION_YAML["inputs"]
-    spec = next(yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8")))["spec"]["inputs"]
-    shared = set(inputs) & set(spec) - {"requirements"}
-    assert shared == {"pytest-args", "name", "baselines", "report", "comment"}
-    assert {name: as_text(spec[name]["default"]) for name in shared} == {
-        name: inputs[name]["default"] for name in shared
-    }
-
-
 def test_token_of_the_action_reaches_the_comment_alone_and_inputs_reach_no_script():
     steps = ACTION_YAML["runs"]["steps"]
     assert [step["with"]["header"] for step in steps if "token" in yaml.safe_dump(step)] == ["${{ inputs.name }}"]
     assert [step["run"] for step in steps if "${{" in step.get("run", "")] == []
 
 
-def test_shell_code_of_the_action_and_of_the_component_is_sound():
-    steps = ACTION_YAML["runs"]["steps"]
-    code = [step["run"] for step in steps if "run" in step]
+def test_shell_code_in_yaml_is_sound():
+    jobs = [job for path in GITHUB for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()]
+    code = [step["run"] for job in (*jobs, ACTION_YAML["runs"]) for step in job["steps"] if "run" in step]
     heredocs = [component()[job]["script"][0] for job in ("aorta", "aorta comment")]
-    code += [text.split("<<'END'\n")[1].rpartition("END")[0] for text in heredocs]
-    assert len(code) == 4
-    assert [tool("shellcheck", "--shell=bash", "-", text=text) for text in [*code, *heredocs]] == [""] * 6
+    code += [*heredocs, *(text.split("<<'END'\n")[1].rpartition("END")[0] for text in heredocs)]
+    assert len(code) > 10
+    assert [text for text in code if tool("shellcheck", "--shell=bash", "-", text=text)] == []
 
 
 @pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
@@ -101,14 +91,6 @@ def test_tokens_of_gitlab_are_those_of_an_environment_in_jobs_that_run_no_tests(
     assert set(with_token) == {"aorta comment", "propose baselines"}
     assert all(job["environment"]["action"] == "access" for job in with_token.values())
     assert "-m pytest" not in yaml.safe_dump(with_token)
-
-
-@pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
-def test_shell_code_of_a_workflow_is_sound(path):
-    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
-    code = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    assert code or any("pytest-aorta@" in step["uses"] for job in jobs.values() for step in job["steps"])
-    assert [tool("shellcheck", "--shell=bash", "-", text=text) for text in code] == [""] * len(code)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -184,21 +183,6 @@ def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask):
     ask(8).release()
 
 
-def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask, folder):
-    code = (
-        "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.launch.leases import lease\n"
-        "got = lease(['a'], 1, exclusive=False, wait_s=0, folder=Path(sys.argv[1]), owner='the dead')\n"
-        "print(subprocess.Popen(['sleep', '60'], pass_fds=got.fds, stdout=subprocess.DEVNULL).pid)"
-    )
-    argv = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
-    child = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True, text=True).stdout)
-    try:
-        with pytest.raises(LeaseError, match=r"the dead \(pid \d+, dead, but a process it started lives"):
-            ask(1, pool=("a",))
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
 def test_refused_request_leaves_no_open_descriptor(ask):
     with ask(8):
         before = len(list(Path("/proc/self/fd").iterdir()))
@@ -238,40 +222,6 @@ def test_waiting_request_is_overtaken_a_bounded_number_of_times(ask, waiting, bi
         ask(1)
     held.release()
     future.result().release()
-
-
-STREAMS = {
-    "8 among 2s": ({"count": 2}, {"count": 8}),
-    "exclusive among shared": ({"count": 2}, {"count": 1, "exclusive": True}),
-    "shared among exclusive": ({"count": 1, "exclusive": True}, {"count": 1}),
-}
-
-
-@pytest.mark.parametrize(("stream", "asked"), STREAMS.values(), ids=STREAMS)
-def test_streams_of_other_requests_starve_no_request(clients, ask, stream, asked):
-    """Run five streams that want more devices than there are, so all devices are never free at once by themselves."""
-    for _ in range(5):
-        clients.holding(**stream, hold_s=0.05)
-    waits_s = []
-    for _ in range(3):
-        began_s = time.monotonic()
-        got = ask(**asked, wait_s=HANG_S)
-        waits_s.append((began_s, time.monotonic()))
-        got.release()
-    granted_s = [since_s for process in clients.started for since_s in ends_of_waits_s(process)]
-    for began_s, ended_s in waits_s:
-        # At most 5 + 5 + MAX_OVERTAKES holders, earlier and overtaking requests; a holder may report its lease late.
-        assert sum(began_s < since_s < ended_s for since_s in granted_s) <= 10 + MAX_OVERTAKES
-
-
-def ends_of_waits_s(client: subprocess.Popen[str]) -> list[float]:
-    """End a client and return the times of the leases it has printed since its first."""
-    client.kill()
-    printed = [json.loads(line) for line in client.communicate()[0].splitlines()]
-    return [entry[1] for entry in printed if isinstance(entry, list)]
-
-
-HOSTILE = ("../../x", "a\0b", "n" * 4096, "/etc/passwd", "", "\n", "\udcff", "GPU\U0001f4a3", "bad.json", "gate")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch import nodes
-from pytest_aorta.launch.guarded import agent_command, launch_environment, prepare_folder
+from pytest_aorta.launch.guarded import launch_environment, prepare_folder
 from pytest_aorta.launch.nodes import (
     Coordinator,
     Heart,
@@ -87,11 +87,6 @@ def test_node_reads_its_number_from_the_option_or_a_variable(given, environ, ran
 def test_node_without_a_valid_number_names_the_variables(environ, part):
     with pytest.raises(LaunchError, match=part):
         node_rank(None, environ)
-
-
-def test_torchrun_agent_is_told_its_node(tmp_path):
-    command = agent_command(make_plan(tmp_path, world=World(4, "cpu", nodes=2), node=1))
-    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=2"} <= set(command)
 
 
 def test_address_that_the_user_has_given_reaches_the_torchrun_agents_of_several_nodes(tmp_path):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch.guarded import agent_command
 from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.plan.launch_plan import limits_under
 from pytest_aorta.plan.options import LauncherKind, ProfilerSchedule
 from tests.unit.builders import make_plan
 
@@ -61,11 +60,6 @@ def test_schedule_is_read_from_its_own_text(schedule):
 def test_wrong_schedule_is_refused_with_its_word(text, message):
     with pytest.raises(ArgumentTypeError, match=re.escape(message)):
         ProfilerSchedule.parse(text)
-
-
-@pytest.mark.parametrize(("timeout_s", "straggler_s"), [(10, 60), (300, 150), (3600, 1800)])
-def test_rank_may_work_alone_at_the_end_for_half_of_the_time_limit(timeout_s, straggler_s):
-    assert limits_under(None, timeout_s).straggler_s == straggler_s
 
 
 def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

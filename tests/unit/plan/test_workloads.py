@@ -126,16 +126,14 @@ def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_p
         ("    small:", "    1:", '$.presets["size"]: got 1; Expected `str`'),
         ("steps: 50", "steps: many", "preset size=large config of workload 'toy': steps: got 'many'"),
         ("presets:", f"{OWN_ENVIRONMENT}presets:", "'environment' exists for every workload"),
-        ("description: a toy", "description: 5", "$.description: got 5; Expected `str`"),
         ("description: a toy", "description: ''", '$.description: got ""; Expected `str` of length >= 1'),
-        ("class: Toy", "", "missing required field `class`"),
+        ("{steps: 5}", "{step: 5}", "presets name config keys ['step'] (did you mean 'steps'?)"),
+        ("presets:\n  size:", "presets:\n  sizes:", "presets name config keys ['sizes'] (did you mean 'size'?)"),
         ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
         ("min_world_size: 2", "min_world_size: 0", "$.min_world_size: got 0; Expected `int` >= 1"),
-        ("min_world_size: 2", "min_world_size: '2'", '$.min_world_size: got "2"; Expected `int`'),
         ("min_world_size: 2", "preload: [os]", '$.preload[0]: got "os"; Expected `str` matching'),
         ("min_world_size: 2", "launch_mode: mpirun", '$.launch_mode: got "mpirun"; Expected'),
         ("  scale:", "  Scale:", '$.config: got "Scale"; Expected `str` matching'),
-        ("  scale:", "  on:", "$.config: got true; Expected `str`"),
         ("type: number, default: 1.0", "type: number", "config.scale: keys ['default'] are required"),
         ("{type: number, default: 1.0, description: scale}", "1.0", '$.config["scale"]: got 1.0; Expected `object`'),
         ("default: 5", "default: many", "steps: got 'many', allowed is type \"integer\""),
@@ -162,18 +160,6 @@ def test_wrong_yaml_value_is_named_with_what_is_allowed(tmp_path, old, new, mess
 def test_wrong_value_in_the_schema_of_a_config_key_is_named_with_what_is_allowed(tmp_path, fragment, problem):
     message = yaml_error(tmp_path, GOOD.replace("type: integer, minimum: 1", fragment))
     assert message.endswith(f"config.steps is not a JSON Schema: {problem}")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "unknown", "meant"),
-    [("{steps: 5}", "{step: 5}", "step", "steps"), ("presets:\n  size:", "presets:\n  sizes:", "sizes", "size")],
-)
-def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown, meant):
-    message = yaml_error(tmp_path, GOOD.replace(old, new))
-    assert message.endswith(
-        f"presets name config keys ['{unknown}'] (did you mean '{meant}'?); "
-        f"known: ['environment', 'layout', 'scale', 'size', 'steps']"
-    )
 
 
 @pytest.mark.parametrize("given", [{}, {"steps": 7}])

@@ -51,13 +51,6 @@ def test_crash_after_a_retried_attempt_is_kept_beside_it(controller):
     assert controller.run.lost == [replace(CRASHED, nodeid=PASSED.nodeid)]
 
 
-def test_file_that_can_not_be_collected_is_kept_with_its_error(controller):
-    controller.pytest_collectreport(pytest.CollectReport("test_b.py", "passed", None, []))
-    controller.pytest_collectreport(pytest.CollectReport("test_b.py", "skipped", ("test_b.py", 1, "no GPU"), []))
-    controller.pytest_collectreport(pytest.CollectReport("test_c.py", "failed", "ImportError: nothing", []))
-    assert controller.run.lost == [TestRecord("test_c.py", outcome="error", failure="ImportError: nothing")]
-
-
 @pytest.mark.parametrize(("records", "is_in_summary"), [([PASSED], True), ([], False)])
 def test_lost_tests_are_in_the_markdown_but_alone_not_in_the_summary_of_the_job(
     tmp_path, monkeypatch, records, is_in_summary

@@ -139,25 +139,7 @@ def test_marker_that_pytest_calls_the_closest_applies(pytester, present):
     assert set(spec.tolerances) == {PLACES[place] for place in present} | ({"step_time_p50"} if present else set())
 
 
-@pytest.mark.parametrize("append", [True, False])
-@pytest.mark.parametrize(
-    "source", ["@pytest.mark.world(3)\n@pytest.mark.world(4)\n", "", "pytestmark = pytest.mark.world(5)\n"]
-)
-def test_added_marker_applies_where_pytest_calls_it_the_closest(pytester, source, append):
-    item = pytester.getitem(f"import pytest\n{source}def test_one(): pass\n", "test_one")
-    assert_as_pytest(item)
-    item.add_marker(pytest.mark.world(9), append=append)
-    assert_as_pytest(item)
-    item.own_markers.clear()
-    assert_as_pytest(item)
-
-
 def test_farther_marker_is_still_checked(pytester):
     source = "import pytest\npytestmark = pytest.mark.world(0)\n@pytest.mark.world(4)\ndef test_one(): pass\n"
     with pytest.raises(SpecError, match="size=0"):
         read_spec(pytester.getitem(source, "test_one"))
-
-
-def test_test_without_markers_gets_two_ranks_on_any_device(pytester):
-    item = pytester.getitem("import pytest\n@pytest.mark.filterwarnings('default')\ndef test_one(): pass\n", "test_one")
-    assert read_spec(item) == TestSpec(WorldSpec(2, "any"), {}, None)

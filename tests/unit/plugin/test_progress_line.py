@@ -48,12 +48,6 @@ def terminal():
     os.close(slave)
 
 
-def test_line_is_written_behind_the_cursor_which_stays(terminal):
-    written, fd = terminal
-    ProgressLine(fd).show(STATE)
-    assert written() == "\x1b[K\x1b7 fsdp: 2 ranks, step 57 of 100, 12 s\x1b8"
-
-
 def test_text_is_cut_to_the_room_that_is_left(terminal):
     written, fd = terminal
     ProgressLine(fd, lambda: 35).show(STATE)

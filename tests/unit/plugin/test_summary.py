@@ -57,11 +57,6 @@ def test_finding_has_a_line_and_a_count(finding):
     assert lines[-1].startswith(f"aorta: 2 tests, 1 {finding.outcome}, 2 metrics unchanged, ")
 
 
-def test_quiet_summary_is_one_line_whatever_happened():
-    [line] = summary_lines([record(*FINDINGS, notes=["slow"], launches=ran(1, traces=["a trace"]))], -1)
-    assert line.startswith("aorta: 1 test, 1 regression, 1 missing, 1 inconclusive, 1 improved, 0 metrics unchanged, ")
-
-
 def test_finding_that_the_failure_contains_is_not_repeated():
     regression = replace(FINDINGS[0], detail="rank 1 is throttled")
     [line] = summary_lines([record(regression, outcome="failed", has_raised=True, notes=["slow"])])

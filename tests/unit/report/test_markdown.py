@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
@@ -13,18 +12,15 @@ from pytest_aorta.common.text import printable
 from pytest_aorta.report.markdown import (
     MAX_BYTES,
     MAX_COMMENT_BYTES,
-    escaped,
     findings,
     headline,
     markdown,
-    preformatted,
 )
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.record import RETRIED, Side, TestRecord
-from pytest_aorta.session.rounds import Repeated
+from pytest_aorta.session.record import RETRIED, TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Missing, MissingPart
-from tests.unit.builders import CAUGHT, UNRECORDED, compared, make_facts, make_record, make_verdict, ran, replace
+from tests.unit.builders import CAUGHT, compared, make_facts, make_record, make_verdict, ran, replace
+from tests.unit.report.elements import Elements
 
 FAILED = make_record(
     "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
@@ -34,36 +30,9 @@ OPEN = make_record("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)])
 CROSS, WARNING, CHECK = "## \N{CROSS MARK} ", "## \N{WARNING SIGN}", "## \N{WHITE HEAVY CHECK MARK} "
 
 
-class Page(HTMLParser):
-    """The elements of rendered Markdown: tags, the text in each kind of element, and tags that do not match."""
-
-    VOID = ("br", "hr")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.texts: dict[str, list[str]] = {}
-        self.wrong: list[str] = []
-        self.feed(MarkdownIt("commonmark").enable("table").render(text))
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.texts.setdefault(tag, []).append("")
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        for tag in self.open:
-            self.texts[tag][-1] += data
-
-    def handle_comment(self, data: str) -> None:
-        self.wrong.append(data)
+def elements(text: str) -> Elements:
+    """Return the elements of rendered Markdown."""
+    return Elements(MarkdownIt("commonmark").enable("table").render(text))
 
 
 EXPECTED = {
@@ -113,52 +82,32 @@ def test_verdict_that_does_not_apply_or_that_the_test_expects_is_not_a_finding(r
 
 @pytest.mark.parametrize("outcome", [Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED])
 def test_finding_is_a_row_with_its_reason(outcome):
-    page = Page(rendered([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
+    page = elements(rendered([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
     assert page.texts["td"][0] == "a.py::good"
     assert (page.texts["td"][1], page.texts["td"][-1]) == (outcome.value, "be<cause")
 
 
-def test_metrics_without_a_baseline_share_a_row_per_comparison():
-    lacking = make_verdict(UNRECORDED, detail="no baseline")
-    rows = [replace(lacking, metric=metric, case=case) for case in ("a::one", "a::two") for metric in ("x", "y", "z")]
-    page = Page(rendered([make_record("a.py::good", [*rows, replace(rows[0], state=Missing(MissingPart.BASELINE))])]))
-    cells = page.texts["td"]
-    assert [[cells[place], cells[place + 2]] for place in range(0, len(cells), 7)] == [
-        ["a::one", "3 metrics"],
-        ["a::one", "x"],
-        ["a::two", "3 metrics"],
-    ]
-    assert cells[6] == "no baseline; record one with --update-baselines"
-
-
 def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
     repeated = ("--aorta-gpus=4", "-o", "aorta_progress=a b")
-    evidence, command = Page(rendered([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], repeated=repeated)).texts[
-        "pre"
-    ]
+    evidence, command = elements(
+        rendered([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], repeated=repeated)
+    ).texts["pre"]
     assert evidence == "why <b>\n\n# x"
+    assert next(line for line in rendered([FAILED]).splitlines() if line.startswith("- ")).endswith(": why &lt;b&gt;")
     assert shlex.split(command) == ["pytest", "a.py::test_x[$HOME 'q'-1]", "--aorta-gpus=4", "-o", "aorta_progress=a b"]
-
-
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.lists(st.text(max_size=20), max_size=3))
-def test_command_is_quoted_for_a_shell(nodeid, repeated):
-    assert shlex.split(Repeated(nodeid, repeated).command()) == ["pytest", nodeid, *repeated]
 
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     record = make_record(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
-    page = Page(rendered([record], command=("pytest", failure), repeated=(nodeid,)))
+    text = rendered([record], command=("pytest", failure), repeated=(nodeid,))
+    assert not re.search(r"^\s*/", text, re.MULTILINE)  # a quick action of GitLab
+    page = elements(text)
     assert (page.wrong, page.open) == ([], [])
     assert set(page.tags) <= EXPECTED
     assert page.tags.count("details") == page.tags.count("table") == 1
     assert page.texts["pre"][0] == "\n".join(printable(line.expandtabs()) for line in failure.splitlines())
     assert page.texts["td"][0].replace("\u200b", "") == printable(" ".join(nodeid.split()))
-
-
-def test_escaped_text_is_neither_a_quick_action_nor_the_mark_of_a_success():
-    assert escaped("/merge") == "&#47;merge"
-    assert "\N{WHITE HEAVY CHECK MARK}" not in escaped("\N{WHITE HEAVY CHECK MARK} all passed")
 
 
 # What GitHub and GitLab make links of in text without any markup.
@@ -180,7 +129,7 @@ def test_references_and_addresses_are_text_wherever_they_stand(text):
         failure=text,
     )
     record = replace(record, comparisons=(*record.comparisons, compared("a", launch)))
-    page = Page(rendered([record], command=("pytest", text), repeated=(text,)))
+    page = elements(rendered([record], command=("pytest", text), repeated=(text,)))
     assert "a" not in page.tags
     # GitHub and GitLab look for links neither in code nor in preformatted text.
     inert = page.texts["code"] + page.texts["pre"]
@@ -189,12 +138,6 @@ def test_references_and_addresses_are_text_wherever_they_stand(text):
     assert [shown for shown in open_text if LINKED.search(shown)] == []
     assert any(text in shown.replace("\u200b", "") for shown in open_text)
     assert all(any(shown.endswith(code) for code in page.texts["code"]) for shown in page.texts["summary"])
-
-
-def test_line_of_a_failure_can_not_be_a_quick_action_of_gitlab():
-    text = preformatted("first\n/close\n  /assign @user\na/b")
-    assert not re.search(r"^\s*/", text, re.MULTILINE)
-    assert Page(text).texts["pre"] == ["first\n/close\n  /assign @user\na/b"]
 
 
 @settings(max_examples=30)
@@ -213,7 +156,7 @@ def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, li
     failed = [replace(FAILED, nodeid=f"a.py::{n}", comparisons=(), failure="<" * length) for n in range(tests)]
     text = rendered(failed, command=("pytest", "x" * length), max_bytes=limit)
     assert len(text.encode()) <= limit
-    page = Page(text)
+    page = elements(text)
     assert (page.wrong, page.open) == ([], [])
     shown = text.count("<summary>")
     assert shown == tests or f"\n... and {tests - shown} more failures\n" in text
@@ -223,24 +166,6 @@ def measured(**changes) -> LaunchFacts:
     cpu = {"torch": "2.13.0", "device": "cpu"}
     known = {"commit": "c0ffee00" * 5, "branch": "main", "dirty": True, "environment": cpu}
     return make_facts(**(known | changes))
-
-
-def test_provenance_is_folded_and_lists_values_that_differ():
-    first = compared("a", measured(), measured(measured_at="2026-01-02T03:09:05Z"))
-    reference = compared("a", measured(environment={"torch": "1"}), side=Side.REFERENCE)
-    record = replace(GOOD, comparisons=(first, reference))
-    on_h200 = measured(environment={"torch": "2.13.0", "device_name": "NVIDIA H200"})
-    other = replace(GOOD, comparisons=(compared("b", on_h200),))
-    page = Page(rendered([record, other], command=("pytest", "-k", "two words")))
-    assert page.texts["summary"] == ["Measured: commit c0ffee00c0ff and changes, torch 2.13.0"]
-    assert page.texts["li"] == [
-        "commit: c0ffee00c0ff and changes",
-        "branch: main",
-        "measured: 2026-01-02T03:04:05Z, 2026-01-02T03:09:05Z",
-        "device: CPU ranks, NVIDIA H200",
-        "torch: 2.13.0",
-        "command: pytest -k 'two words'",
-    ]
 
 
 def test_provenance_that_would_push_findings_out_is_left_out():

@@ -3,12 +3,10 @@
 import json
 import os
 import re
-from html.parser import HTMLParser
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.report import write
 from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.render import render
 from pytest_aorta.report.write import write_report, write_session_reports
@@ -18,7 +16,6 @@ from tests.unit.builders import (
     compared,
     make_facts,
     make_options,
-    make_provenance,
     make_record,
     make_report,
     make_result,
@@ -27,40 +24,10 @@ from tests.unit.builders import (
     ran,
     replace,
 )
+from tests.unit.report.elements import Elements
 from tests.unit.sample_run import make_run
 
 EVIL = "a.py::test[</script><script>alert(1)</script>|`*_\"'&amp;]"
-
-
-class Reader(HTMLParser):
-    """The tags, the text of each kind of tag, and the targets of all attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.text = ""
-        self.scripts: list[str] = []
-        self.targets: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.open.append(tag)
-        self.targets += [value for name, value in attributes if name in ("src", "href", "action", "srcset")]
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        if tag in self.open:
-            while self.open.pop() != tag:
-                pass
-
-    def handle_data(self, data):
-        if self.open[-1:] == ["script"]:
-            self.scripts[-1] += data
-        elif self.open[-1:] != ["style"]:
-            self.text += data
 
 
 def as_report(nodeid: str, **changes) -> Report:
@@ -72,23 +39,25 @@ def as_report(nodeid: str, **changes) -> Report:
 
 
 def test_text_of_a_test_stays_text_wherever_it_is_shown():
-    page = Reader(render(as_report(EVIL)))
-    assert len(page.scripts) == 3
-    assert page.text.count("alert(1)") >= 8
-    assert all("alert(1)" not in script for script in page.scripts[1:])
-    json.loads(page.scripts[0])
+    page = Elements(render(as_report(EVIL)))
+    data, *scripts = page.texts["script"]
+    assert page.wrong == []
+    assert len(scripts) == 2
+    assert page.texts["main"][0].count("alert(1)") >= 8
+    assert not any("alert(1)" in script for script in scripts)
+    json.loads(data)
 
 
 @settings(max_examples=30)
 @given(st.text(max_size=60))
 def test_any_name_is_shown_as_it_is_and_makes_no_tag(name):
-    page, plain = Reader(render(as_report(name))), Reader(render(as_report("a")))
+    page, plain = Elements(render(as_report(name))), Elements(render(as_report("a")))
     assert [tag for tag in page.tags if tag != "wbr"] == [tag for tag in plain.tags if tag != "wbr"]
 
 
 def test_page_points_to_nothing_outside_of_itself():
     page = render(as_report("a.py::test_b"))
-    assert [target for target in Reader(page).targets if not target.startswith(("#", "data:"))] == []
+    assert [target for target in Elements(page).targets if not target.startswith(("#", "data:"))] == []
     assert "default-src 'none'" in page
     assert not re.search(r"url\(|@import", page)
 
@@ -121,16 +90,6 @@ def test_summary_is_appended_to_what_is_there(tmp_path, monkeypatch):
         assert good  # no option asks for this file
 
 
-def test_page_of_a_run_without_a_result_names_version_and_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "provenance", lambda folder: make_provenance(dirty=True))
-    failed = make_record("a.py::failed", outcome="failed", failure="no", launches=ran(1, failed=1))
-    options = make_options(report=tmp_path / "page.html", command=("pytest", "-k", "a b"))
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    write_session_reports([failed], options)
-    text = Reader((tmp_path / "page.html").read_text()).text
-    assert re.search(r"c0ffee00c0ff and changes\s*main\s*pytest -k 'a b'", text)
-
-
 # JUnit
 
 
@@ -141,9 +100,3 @@ def test_properties_have_every_measured_metric_and_its_verdict():
     assert found[:2] == [("aorta.launches", 3), ("aorta.step_time_p50", str(row))]
     assert {("aorta.step_time_p50.value", 10.0), ("aorta.final_loss.value", 1.5)} <= set(found)
     assert found[-2:] == [("aorta.step_time_p50.verdict", "pass"), ("aorta.step_time_p50.baseline", 1.0)]
-
-
-def test_properties_of_two_comparisons_say_which_they_are_of():
-    comparisons = (compared("a::x", make_facts(final_loss=1.0)), compared("a::y", make_facts(final_loss=2.0)))
-    found = properties(TestRecord("a", comparisons=comparisons))
-    assert {("aorta.x.final_loss.value", 1.0), ("aorta.y.final_loss.value", 2.0)} <= set(found)

@@ -7,28 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.files import write_json
-from pytest_aorta.common.model import to_builtins
-from pytest_aorta.report.data import Case, Launch, Report, read_launches, session_report
+from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.rows import (
-    REACH,
     UNKNOWN,
-    WIDTH,
     collective_overlaps,
     environment_rows,
     failing_first,
-    interval_marks,
     rank_rows,
 )
 from pytest_aorta.report.summary import SCHEMA, ratio, summary
-from pytest_aorta.report.timeline import draw_timelines, drawn_lanes
+from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import STEP_TIMES
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
 from pytest_aorta.session.record import TestRecord
-from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
-    CAUGHT,
     make_baseline,
     make_facts,
     make_report,
@@ -69,18 +62,6 @@ def test_every_launch_of_a_run_is_in_its_report(run):
     assert len(regressed.others) == 10
 
 
-def test_broken_results_are_warnings_that_name_them_and_spoil_no_other(tmp_path):
-    unequal = to_builtins(a_result())
-    unequal["ranks"][1]["step_times_ms"].pop()
-    write_json(tmp_path / "unequal.json", unequal)
-    write_json(tmp_path / "good.json", to_builtins(a_result()))
-    (tmp_path / "bad.json").write_text('{"schema_version": 2, "step_times_ms": [[-1.0]]}')
-    names = ("bad.json", "good.json", "gone.json", "unequal.json")
-    launches, problems = read_launches([tmp_path / name for name in names])
-    assert [launch.number for launch in launches] == [2]
-    assert [name for name in names if any(name in problem for problem in problems)] == [names[0], *names[2:]]
-
-
 def test_tests_without_a_launch_are_left_out_unless_devices_were_lacking():
     records = [TestRecord("a::plain"), TestRecord("a::gpu", lacked_devices="needs 8 GPUs", outcome="skipped")]
     (test,) = session_report(records, title="").tests
@@ -117,9 +98,6 @@ def test_rank_times_have_the_lag_where_waiting_was_measured():
     assert [row["lag ms"] for row in rank_rows(as_launch())] == [None, None]
 
 
-# Plots
-
-
 # Overlap
 
 EDGES = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 90)), max_size=12).map(
@@ -154,12 +132,6 @@ def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_f
     assert [row["overlap"] for row in rows] == pytest.approx([50 / 75, 50 / 80])
 
 
-def test_picture_of_the_profiled_steps_has_a_low_row_per_rank(run, tmp_path):
-    heights = [int.from_bytes(path.read_bytes()[20:24], "big") for path in draw_timelines(run, tmp_path)]
-    assert heights
-    assert max(heights) < 700  # four panels of two ranks
-
-
 def test_rank_without_communication_has_no_ratio_and_unprofiled_rank_has_no_overlap():
     alone = overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps
     unprofiled, row = rank_rows(as_launch(overlap=[[], alone]))
@@ -176,17 +148,6 @@ def test_waits_and_idle_times_of_a_rank_are_means_over_its_steps_with_and_withou
 
 
 # The interval's picture
-
-
-@given(st.floats(-0.5, 0.5), st.floats(0, 0.3), st.floats(0.001, 0.5))
-def test_marks_stay_on_the_scale_and_say_where_they_were_cut(delta, half, tolerance):
-    verdict = make_verdict(
-        Outcome.PASS, delta=delta, low=delta - half, high=delta + half, tolerance=Tolerance(tolerance)
-    )
-    marks = interval_marks(verdict)
-    assert 0 <= marks.low <= marks.middle <= marks.high <= WIDTH
-    assert (marks.left, marks.right) == (delta - half < -REACH * tolerance, delta + half > REACH * tolerance)
-    assert (marks.middle > marks.upper_limit) <= (delta > tolerance)
 
 
 # The summary
@@ -223,10 +184,3 @@ def test_mean_ratio_is_inverted_when_the_sides_are_swapped(pairs):
 @pytest.mark.parametrize(("here", "there"), [(None, 1.0), (1.0, None), (1.0, 0.0), ("ab", "ab"), (1e308, 1e-308)])
 def test_there_is_no_ratio_of_what_can_not_be_divided(here, there):
     assert ratio(here, there) is None
-
-
-def test_expected_regression_is_counted_as_such_in_the_summary():
-    expected = make_verdict(CAUGHT)
-    found = summary(as_report(replace(p50_case(2.0, 1.0), verdicts=(expected,))))
-    assert found["verdicts"] == {"expected regression": 1}
-    assert found["cases"][0]["metrics"]["step_time_p50"]["verdict"] == "expected regression"

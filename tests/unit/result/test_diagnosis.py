@@ -156,12 +156,6 @@ def check_parts(text: str, parts: tuple[str, ...]) -> None:
         place = text.index(part, place) + len(part)
 
 
-def test_launch_whose_ranks_ended_well_with_results_is_no_failure(tmp_path):
-    for rank in (0, 1):
-        write_rank_file(tmp_path, rank, "result.json", DONE["result.json"])
-    assert launch_failure(make_plan(tmp_path), ENDED_WELL) is None
-
-
 ERRORS = {
     "earliest by nanoseconds": (
         Left({0: raised(1_700_000_000_000_000_002), 1: raised(1_700_000_000_000_000_001, "the cause")}),
@@ -248,11 +242,6 @@ def test_first_failure_is_named_and_what_follows_from_it(tmp_path, case):
     check_parts(diagnose(tmp_path, left).text, tuple(parts))
 
 
-def test_rank_with_a_result_that_lost_its_peers_is_not_said_to_have_ended_without_an_error(tmp_path):
-    left, *_ = ERRORS["result left by a rank that lost its peers"]
-    assert "without an error" not in diagnose(tmp_path, left).text
-
-
 @pytest.mark.parametrize("complaint", [
     "Connection closed by peer [127.0.0.1]:3", "read: connection reset by peer", "Broken pipe",
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
@@ -273,7 +262,6 @@ def test_signal_is_named_before_its_peers_complaints(tmp_path, code, name):
 TRACE = 'Traceback (most recent call last):\n  File "/a/train.py", line 3, in step\n'
 INNER = 'Traceback (most recent call last):\n  File "data.py", line 9, in load\nKeyError: 3\n'
 CAUGHT = f"Caught KeyError in DataLoader worker process 0.\nOriginal {INNER}"
-UNMATCHED = "pattern 'x' matches no line of a.log, which ends:\n  | [5] loss=0.2"
 CUDA = "CUDA error\nCompile with TORCH_USE_CUDA_DSA"
 FAILED_RUN = f"{TRACE}    run()\ntorch.AcceleratorError: {CUDA}\n"
 SYNTAX = '  File "train.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n'
@@ -284,9 +272,6 @@ SHOWN = {
     "message of several lines is written once": (
         raised(1, CUDA, "AcceleratorError", FAILED_RUN) | log(f"loading\n{FAILED_RUN}"), "AcceleratorError: CUDA error",
         f"    Compile with TORCH_USE_CUDA_DSA\n{TRACE}    run()\n  | loading\n"),
-    "indented lines of a message stay indented": (
-        raised(1, UNMATCHED, "AdapterError", f"AdapterError: {UNMATCHED}\n") | log("[5] loss=0.2\n"), "which ends:",
-        "  | [5] loss=0.2\n"),
     "message that ends with a traceback of its type is shown once": (
         raised(1, CAUGHT, "KeyError", f"{TRACE}KeyError: {CAUGHT}\n"),
         "KeyError: Caught KeyError in DataLoader worker process 0.",
@@ -306,9 +291,6 @@ SHOWN = {
     "script that returned without a step is shown with its last lines": (
         RETURNED | raised(1, "no step", "RuntimeError", "RuntimeError: no step\n")
         | log("found no GPU, done\nRuntimeError: no step\n"), "RuntimeError: no step", "  | found no GPU, done\n"),
-    "error without frames and message is its type alone": (
-        raised(1, "", "AssertionError", "AssertionError\n") | log("many\nwords\nAssertionError\n"), "AssertionError",
-        ""),
     "line of a script that can not be compiled": (raised(1, "invalid syntax (train.py, line 1)", "SyntaxError", SYNTAX),
         "SyntaxError: invalid syntax (train.py, line 1)", SYNTAX.removesuffix("SyntaxError: invalid syntax\n")),
 }  # fmt: skip
@@ -319,19 +301,6 @@ def test_error_is_shown_once_with_its_message_and_its_frames(tmp_path, files, he
     first, *lines = diagnose(tmp_path, Left({0: files})).text.splitlines()
     assert first.endswith(headline)
     assert lines[:-1] == rest.splitlines()
-
-
-def test_long_traceback_keeps_its_outer_and_inner_frames_whole(tmp_path):
-    called = "".join(f'  File "m{number}.py", line 1, in f\n    call()\n' for number in range(60))
-    error = raised(1, text=f"Traceback (most recent call last):\n{called}ValueError: boom\n")
-    lines = diagnose(tmp_path, Left({1: error})).text.splitlines()[1:-1]
-    assert lines[:3] == ["Traceback (most recent call last):", '  File "m0.py", line 1, in f', "    call()"]
-    assert lines[-2:] == ['  File "m59.py", line 1, in f', "    call()"]
-    left_out = next(number for number, line in enumerate(lines) if "left out" in line)
-    assert lines[left_out] == f"  ... {121 - len(lines) + 1} lines left out, see ranks/1/error.json"
-    assert lines[left_out - 1] == "    call()"
-    assert lines[left_out + 1].startswith("  File ")
-    assert len(lines) <= 25
 
 
 # The kernel keeps the lowest byte of an exit code.

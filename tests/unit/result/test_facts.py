@@ -91,19 +91,11 @@ def test_canary_before_the_steps_counts_where_the_process_group_is_gone_after_th
     assert facts.canary_ms == {"gemm_ms": 2.0}
 
 
-def test_facts_have_the_time_and_the_block_of_the_result_s_provenance():
-    measured = make_provenance(measured_at="2026-03-04T05:06:07Z", block="ab" * 6)
-    facts = make_result(TWO_RANKS, provenance=measured).facts
-    assert (facts.provenance.measured_at, facts.provenance.block) == ("2026-03-04T05:06:07Z", "ab" * 6)
-    assert facts.provenance.moment_s == 1772600767
-
-
 @pytest.mark.parametrize("version", [("c0ffee00" * 5, "main", False), ("c0ffee00" * 5, None, True), (None, None, None)])
 def test_facts_and_their_json_have_the_version_of_the_code(version):
     commit, branch, dirty = version
     measured = make_provenance(commit=commit, branch=branch, dirty=dirty)
     facts = make_result(TWO_RANKS, provenance=measured).facts
-    assert (facts.provenance.commit, facts.provenance.branch, facts.provenance.dirty) == version
     text = "" if commit is None else "c0ffee00c0ff and changes" if dirty else "c0ffee00c0ff"
     assert version_text(measured.commit, measured.dirty) == text
     assert to_builtins(facts)["provenance"]["dirty"] is dirty
@@ -115,8 +107,6 @@ def test_late_steps_are_a_fact():
     found = make_result(TWO_RANKS, overlap=[[step] * 6] * 2, head_start=[lead] * 2).facts
     text = "the host was late in 2 of 8 profiled steps in spite of every head start; the other 6 count"
     assert found.description.late_steps == text
-    none_late = make_result(TWO_RANKS, overlap=[[step] * 8] * 2, head_start=[replace(lead, late_steps=0)]).facts
-    assert "late_steps" not in to_builtins(none_late)["description"]
 
 
 def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: float = 0.02) -> list[float]:

@@ -134,25 +134,16 @@ def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"passed": "yes"}, '$.passed: got "yes"; Expected `bool`'),
-    ({"failure_count": -1}, "$.failure_count: got -1; Expected `int` >= 0"),
-    ({"step_times_ms": [1.0, "2", 3.0]}, '$.step_times_ms[1]: got "2"; Expected `float`'),
     ({"step_times_ms": [1.0, -2.0, 3.0]}, "$.step_times_ms[1]: got -2.0; Expected `float` >= 0"),
     ({"step_times_ms": []}, "$.step_times_ms: Expected `array` of length >= 1"),
-    ({"configured_iterations": 2.5}, "$.configured_iterations: got 2.5; Expected `int`"),
     ({"metrics": {"a": 1.0, "b": None, "c": None}}, '$.metrics["b"]: got null; Expected `float`, got `null`'),
     ({"metrics": {"a": 1.0, "Tokens/s": 1.0}}, '$.metrics: got "Tokens/s"; Expected `str` matching regex'),
     ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
-    ({"loss": None}, "$.loss: got null; Expected `array`"),
     ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
-    ({"failures": [{"kind": "x"}]}, "missing required field"),
     ({"extra": 1}, "extra"),
-    ({"collective_ms": [-1.0]}, "$.collective_ms[0]: got -1.0; Expected `float` >= 0"),
-    ({"memory_bytes": [1.5]}, "$.memory_bytes[0]: got 1.5; Expected `int`"),
     ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
     ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
     ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
-    ({"overlap": [{}]}, "$.profile.steps[0]: Object missing required field `step_ms`"),
-    ({"timeline": {"gossip": [[0.0, 1.0]]}}, '$.profile.timeline: got "gossip"'),
     ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
     # Values that contradict each other.
     ({"passed": True, "failure_count": 2}, "passed is True with failure_count 2"),
@@ -195,14 +186,10 @@ def test_ranks_that_contradict_each_other_are_named(tmp_path, changes, what):
     assert what in ranks_error(tmp_path, **changes)
 
 
-def test_waits_that_ranks_know_of_unequally_many_steps_are_cut_to_the_last_ones_in_common(tmp_path):
-    result = collect(tmp_path, rank_values(collective_ms=[1.0, 2.0, 3.0]), rank_values(collective_ms=[5.0, 6.0]))
-    assert result.collective_ms == [[2.0, 3.0], [5.0, 6.0]]
-
-
-def test_waits_that_one_rank_does_not_know_at_all_are_no_ranks(tmp_path):
-    result = collect(tmp_path, rank_values(collective_ms=[1.0, 2.0, 3.0]), rank_values())
-    assert result.collective_ms == [[], []]
+@pytest.mark.parametrize(("known", "waits"), [([5.0, 6.0], [[2.0, 3.0], [5.0, 6.0]]), ([], [[], []])])
+def test_waits_that_ranks_know_of_unequally_many_steps_are_cut_to_the_last_ones_in_common(tmp_path, known, waits):
+    result = collect(tmp_path, rank_values(collective_ms=[1.0, 2.0, 3.0]), rank_values(collective_ms=known))
+    assert result.collective_ms == waits
 
 
 def test_canary_and_memory_are_kept_by_rank(tmp_path):
@@ -349,20 +336,10 @@ LOCATED = FailureDetail(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("detail", "text"), [
-    (LOCATED,
-     "all_gather: iteration 4, layer 2, on rank 1, from source rank 0: 3 of 16 elements wrong, "
-     "first at index 7: expected 1.5, got 0 (zeroed shard)"),
-    (FailureDetail("loss", iteration=0, rank=3), "loss: iteration 0, on rank 3: 1 elements wrong"),
-    (FailureDetail("h2d", iteration=0, rank=0, index=5), "first at index 5"),
-])  # fmt: skip
-def test_failed_check_says_what_it_knows_of_where_how_many_and_what(detail, text):
-    assert str(detail).endswith(text)
-
-
-def test_ranks_of_unequal_lengths_have_no_step_times():
-    with pytest.raises(ValueError, match="zip"):
-        make_result([[1.0, 5.0], [2.0]]).step_times_ms  # noqa: B018
+def test_failed_check_says_what_it_knows_of_where_how_many_and_what():
+    text = "all_gather: iteration 4, layer 2, on rank 1, from source rank 0: 3 of 16 elements wrong, "
+    assert str(LOCATED) == text + "first at index 7: expected 1.5, got 0 (zeroed shard)"
+    assert str(FailureDetail("loss", iteration=0, rank=3)) == "loss: iteration 0, on rank 3: 1 elements wrong"
 
 
 @pytest.mark.parametrize(("steps", "names"), [(99, {"step_time_p50"}), (100, {"step_time_p50", "step_time_p99"})])

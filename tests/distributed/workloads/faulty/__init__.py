@@ -90,10 +90,6 @@ class Faulty(Workload):
         """Never enter the collective."""
         time.sleep(FOREVER_S)
 
-    def spin(self) -> None:
-        while True:
-            pass
-
     def gil(self) -> None:
         """Loop in C, which never gives up the GIL."""
         sum(itertools.repeat(0))
@@ -106,11 +102,6 @@ class Faulty(Workload):
         """Sleep until the peers have given up and the agent stops this rank."""
         self.absent()
 
-    def deaf(self) -> None:
-        """Ignore SIGTERM, and hang."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(FOREVER_S)
-
     def grandchildren(self) -> None:
         """Leave processes in sessions of their own behind, and hang."""
         for _ in range(3):
@@ -120,12 +111,6 @@ class Faulty(Workload):
     def one_long_line(self) -> None:
         for _ in range(100):
             sys.stdout.write("x" * (1 << 20))
-        sys.stdout.flush()
-        time.sleep(FOREVER_S)
-
-    def many_lines(self) -> None:
-        for _ in range(100):
-            sys.stdout.write(("x" * 99 + "\n") * (1 << 14))
         sys.stdout.flush()
         time.sleep(FOREVER_S)
 

@@ -270,22 +270,6 @@ while not (RUN_DIR / "ranks/0/daemon").exists():
     assert verdict["wall_s"] < HANG_S / 2
 
 
-def test_host_is_not_searched_for_descendants_of_a_process_without_children():
-    code = """
-import os, runpy, sys
-descendants = runpy.run_path(sys.argv[1])["descendants"]
-pid = os.fork()
-if pid == 0:
-    os._exit(0)
-zombie = descendants()
-os.waitpid(pid, 0)
-del os.listdir
-sys.exit(not (zombie == {pid} and descendants() == set()))
-"""
-    ended = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(GUARD)], stderr=subprocess.PIPE, check=False)
-    assert (ended.returncode, ended.stderr) == (0, b"")
-
-
 def test_byte_in_the_lifeline_makes_ranks_write_stacks_before_they_end(guard):
     program = """
 signal.signal(signal.SIGUSR1, lambda *_: rank_file(0, "stacks.txt", "here"))

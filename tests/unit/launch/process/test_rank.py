@@ -15,7 +15,7 @@ import pytest
 
 from pytest_aorta.common.files import without_collection
 from pytest_aorta.launch.guarded import prepare_folder
-from pytest_aorta.launch.process.rank import _shown_traceback, write_error
+from pytest_aorta.launch.process.rank import write_error
 from tests.unit.builders import make_plan, run_python
 
 PROGRAM = """
@@ -94,6 +94,12 @@ def script_error(tmp_path: Path, text: str) -> BaseException:
     return caught.value.with_traceback(caught.tb.tb_next)
 
 
+def left(folder: Path, error: BaseException) -> dict[str, Any]:
+    """Return what a rank leaves of its error."""
+    write_error(folder, error)
+    return json.loads((folder / "error.json").read_text())
+
+
 HEAD = "Traceback (most recent call last):\n"
 
 
@@ -108,8 +114,10 @@ HEAD = "Traceback (most recent call last):\n"
 ], ids=["own frames", "frames of a library", "syntax error"])  # fmt: skip
 def test_traceback_begins_with_the_first_frame_of_the_script(tmp_path, script, shown):
     # Python 3.13 marks calls in further lines.
-    text = re.sub(r"^ +[~^]+\n", "", _shown_traceback(script_error(tmp_path, script)), flags=re.MULTILINE)
+    document = left(tmp_path, script_error(tmp_path, script))
+    text = re.sub(r"^ +[~^]+\n", "", document["traceback"], flags=re.MULTILINE)
     assert fnmatch(text, shown.format(tmp_path / "train.py"))
+    assert "in run_rank" in document["full_traceback"]
 
 
 def test_errors_behind_an_error_have_no_frames_of_the_harness(tmp_path):
@@ -117,32 +125,21 @@ def test_errors_behind_an_error_have_no_frames_of_the_harness(tmp_path):
     caused.__cause__ = script_error(tmp_path, "{}['lr']\n")
     group = ExceptionGroup("two", [script_error(tmp_path, "1 / 0\n"), ValueError("boom")])
     for error, shown in ((caused, "KeyError: 'lr'\n\nThe above exception was the direct cause"), (group, "train.py")):
-        text = _shown_traceback(error)
+        text = left(tmp_path, error)["traceback"]
         assert shown in text
         assert not re.search("pytest_aorta/worker|runpy", text)
 
 
-def test_file_has_the_shown_and_the_full_traceback(tmp_path, capsys):
-    error = script_error(tmp_path, "raise ValueError('boom')\n")
-    write_error(tmp_path, error)
-    document = json.loads((tmp_path / "error.json").read_text())
-    assert (document["type"], document["message"]) == ("ValueError", "boom")
-    assert document["traceback"] == _shown_traceback(error) == capsys.readouterr().err
-    assert "in run_rank" in document["full_traceback"]
-
-
 @pytest.mark.parametrize(("code", "output"), [("3", ""), ("'set DATA_DIR'", "set DATA_DIR\n")])
 def test_script_that_exits_writes_what_the_interpreter_would_write(tmp_path, capsys, code, output):
-    write_error(tmp_path, script_error(tmp_path, f"raise SystemExit({code})\n"))
+    assert "train.py" in left(tmp_path, script_error(tmp_path, f"raise SystemExit({code})\n"))["traceback"]
     assert capsys.readouterr().err == output
-    assert "train.py" in json.loads((tmp_path / "error.json").read_text())["traceback"]
 
 
 def test_error_is_kept_although_the_script_has_closed_standard_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", (tmp_path / "closed").open("w"))
     sys.stderr.close()
-    write_error(tmp_path, ValueError("boom"))
-    assert json.loads((tmp_path / "error.json").read_text())["message"] == "boom"
+    assert left(tmp_path, ValueError("boom"))["message"] == "boom"
 
 
 def test_error_without_a_message_is_kept(tmp_path, capsys):
@@ -150,15 +147,13 @@ def test_error_without_a_message_is_kept(tmp_path, capsys):
         def __str__(self) -> str:
             raise KeyError("code")
 
-    write_error(tmp_path, Broken())
-    document = json.loads((tmp_path / "error.json").read_text())
+    document = left(tmp_path, Broken())
     assert (document["type"], document["message"]) == ("Broken", "(no message: its __str__ raised KeyError)")
     assert "exception str() failed" in capsys.readouterr().err
 
 
 def test_long_message_does_not_displace_the_frames(tmp_path, capsys):
-    write_error(tmp_path, script_error(tmp_path, "raise ValueError('key' * 100_000)\n"))
-    text = json.loads((tmp_path / "error.json").read_text())["traceback"]
+    text = left(tmp_path, script_error(tmp_path, "raise ValueError('key' * 100_000)\n"))["traceback"]
     assert 'train.py", line 1, in <module>' in text
     assert len(text) < 21_000
     assert len(capsys.readouterr().err) > 300_000
@@ -300,18 +295,12 @@ def test_stacks_and_collectives_that_were_asked_for_stay_when_the_rank_is_ended(
     assert json.loads((folder / "collectives.json").read_text()) == {"entries": [entry]}
 
 
+DIVISION = "ZeroDivisionError: division by zero"
 HANDLED = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise SystemExit(1){}\n"
 
 
-@pytest.mark.parametrize("raised_from", ["", " from error"])
-def test_error_that_a_script_handles_by_exiting_is_kept_with_its_traceback(tmp_path, raised_from):
-    write_error(tmp_path, script_error(tmp_path, HANDLED.format(raised_from)))
-    document = json.loads((tmp_path / "error.json").read_text())
-    assert (document["type"], document["after"]) == ("SystemExit", "ZeroDivisionError: division by zero")
-    assert document["traceback"].endswith("    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n")
-
-
-def test_exit_that_hides_what_led_to_it_names_no_error(tmp_path):
-    write_error(tmp_path, script_error(tmp_path, HANDLED.format(" from None")))
-    document = json.loads((tmp_path / "error.json").read_text())
-    assert (document["type"], document["after"]) == ("SystemExit", "")
+@pytest.mark.parametrize(("raised_from", "after"), [("", DIVISION), (" from error", DIVISION), (" from None", "")])
+def test_error_that_a_script_handles_by_exiting_is_kept_unless_the_script_hides_it(tmp_path, raised_from, after):
+    document = left(tmp_path, script_error(tmp_path, HANDLED.format(raised_from)))
+    assert (document["type"], document["after"]) == ("SystemExit", after)
+    assert document["traceback"].endswith(f"{after}\n")

@@ -119,12 +119,6 @@ def test_file_of_another_shape_is_refused_with_its_name_and_key(tmp_path, path, 
     assert said in str(caught.value)
 
 
-def test_damaged_file_of_operators_is_refused(tmp_path, path):
-    path.write_text('{"step": 1, "calls": [')
-    with pytest.raises(ResultError, match=r"operators\.json: not valid JSON"):
-        read_operators(tmp_path, 1, 1)
-
-
 MS = 1_000_000
 
 
@@ -208,7 +202,3 @@ def test_file_of_another_shape_is_an_error_that_names_file_and_key(tmp_path, cha
     path.write_text(json.dumps(to_builtins(rank(10)) | change))
     with pytest.raises(ResultError, match=f"{path}: {message}"):
         read_arrivals(path)
-
-
-def test_absent_file_is_no_arrivals(tmp_path):
-    assert read_arrivals(tmp_path / "arrivals.json") is None
