@@ -163,6 +163,10 @@ class Observer:
                 one.note_step(found)
         found.end_step(self._values)
         self._values = []
+        # A closure of the optimizer has computed the gradients within its step.
+        takes_samples = not was_counting and (found.num_steps <= _SAMPLED or self._is_hashed(found.num_steps))
+        found.training.note_step(found.num_steps, optimizer, found.models(), self._inputs, takes_samples=takes_samples)
+        self._inputs = Inputs()
         self._is_counting = was_counting and any(one.running for one in self._all)
         self._turn += 1
         if was_counting and not self._is_counting:
@@ -216,16 +220,10 @@ class Observer:
             del self._stepping[num_running - 1 :]
         self._stepping.append(optimizer)
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
-        if len(self._stepping) > 1:
-            return
-        if (found := self._find(optimizer)) is None:
+        if len(self._stepping) == 1 and self._find(optimizer) is None:
             found = self._new(optimizer)
             if self.record.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
-        step = found.num_steps + 1
-        takes_samples = not self._is_counting and (step <= _SAMPLED or self._is_hashed(step))
-        found.training.begin(step, optimizer, found.models(), self._inputs, takes_samples=takes_samples)
-        self._inputs = Inputs()
 
     def _is_hashed(self, step: int) -> bool:
         return step.bit_count() == 1 or (self.record.hash_every_step and step <= MOST_EVERY)

@@ -77,7 +77,7 @@ class Training:
         first = next(parts, None)
         self._note(step, "gradients", "added" if first is not None and first.grad is not None else "cleared")
 
-    def begin(
+    def note_step(
         self,
         step: int,
         optimizer: Optimizer,
@@ -86,7 +86,7 @@ class Training:
         *,
         takes_samples: bool,
     ) -> None:
-        """Note, before a step of the optimizer, its hyperparameters and what its gradients come from.
+        """Note, after a step of the optimizer, its hyperparameters and what its gradients come from.
 
         Most steps are as the one before, which has to be told in a few microseconds.
         """
