@@ -17,7 +17,7 @@ from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.plan.accelerators import visible_devices
-from pytest_aorta.plan.device_kind import NVIDIA, Device
+from pytest_aorta.plan.device_kind import BACKENDS, BUILDS, KINDS, Device
 from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE
 
 MIB = 1 << 20
@@ -28,15 +28,18 @@ PROBE_S = 300.0
 MIN_TORCH = (2, 11)
 _INSTALL = "install torch as https://pytorch.org/get-started says for this machine"
 _PROBE = """
-import json, torch, torch.distributed as dist
+import json, sys, torch, torch.distributed as dist
+kinds, backends = json.loads(sys.argv[1])
 facts = {
-    "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip, "problem": "",
-    "device_count": torch.cuda.device_count(),
-    "backends": [name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)],
+    "torch": str(torch.__version__), "problem": "", "device_count": 0,
+    "builds": {name: version for name in kinds if (version := getattr(torch.version, name, None))},
+    "backends": [name for name in backends if dist.is_available() and dist.is_backend_available(name)],
 }
-if facts["cuda"] or facts["hip"]:
+for name in facts["builds"]:
+    module = getattr(torch, kinds[name])
+    facts["device_count"] = module.device_count()
     try:
-        torch.cuda.init()
+        module.init()
     except RuntimeError as error:
         facts["problem"] = str(error)
 print("\\nfacts: " + json.dumps(facts), flush=True)
@@ -98,7 +101,7 @@ def _devices(devices: Sequence[Device]) -> str:
 
 
 def _build(facts: Mapping[str, Any]) -> str:
-    return f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
+    return ", ".join(f"{name.upper()} {version}" for name, version in facts["builds"].items()) or "CPU"
 
 
 def shm_problems(free_bytes: int, num_gpus: int) -> Iterator[Problem]:
@@ -110,8 +113,9 @@ def shm_problems(free_bytes: int, num_gpus: int) -> Iterator[Problem]:
 
 def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str:
     """Return facts about torch, or the reason why it can't be imported; another process imports it."""
+    asked = json.dumps([{build: KINDS[vendor] for vendor, build in BUILDS.items()}, [*BACKENDS.values()]])
     try:
-        status, output, complaint = run_program([sys.executable, "-c", _PROBE], environ, PROBE_S)
+        status, output, complaint = run_program([sys.executable, "-c", _PROBE, asked], environ, PROBE_S)
     except SpecError as error:
         return str(error)
     # Torch, or what a sitecustomize imports, may print before and after, or end the process.
@@ -135,13 +139,12 @@ def torch_problems(facts: dict[str, Any] | str, devices: Sequence[Device]) -> It
         yield Problem("torch has no gloo, the backend of CPU ranks", _INSTALL)
     if not devices:
         return
-    is_nvidia = devices[0].vendor == NVIDIA
-    if not facts["cuda" if is_nvidia else "hip"]:
+    if BUILDS[devices[0].vendor] not in facts["builds"]:
         text = f"GPUs are there and torch is built for {_build(facts)} only"
         yield Problem(text, f"{_INSTALL}, or run with --aorta-gpus=0")
         return
-    if "nccl" not in facts["backends"]:
-        yield Problem(f"torch has no {'NCCL' if is_nvidia else 'RCCL'}, the backend of GPU ranks", _INSTALL)
+    if (backend := BACKENDS[devices[0].kind]) not in facts["backends"]:
+        yield Problem(f"torch has no {backend.upper()}, the backend of GPU ranks", _INSTALL)
     if facts["device_count"] != len(devices) or facts["problem"]:
         text = f"torch finds {facts['device_count']} GPUs, the driver {len(devices)}"
         remedy = "install torch for the driver's CUDA or update the driver, and read the kernel log (dmesg)"

@@ -32,6 +32,7 @@ from pytest_aorta.launch.process.guard import descendants, prepare_agent, reap_c
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
 from pytest_aorta.result.evidence import log_tail
 from pytest_aorta.result.folder import AGENT_FILE, AGENT_LOG, NODES_FOLDER, PLAN_FILE, node_folder, rank_folders
@@ -309,8 +310,9 @@ def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
     if plan.node == 0:
         return plan
     world = plan.world
-    devices = visible_devices() if world.device == "cuda" else []
-    if world.device == "cuda" and len(devices) < world.ranks_per_node:
+    has_devices = world.device in ACCELERATED
+    devices = visible_devices() if has_devices else []
+    if has_devices and len(devices) < world.ranks_per_node:
         raise LaunchError(f"GPUs: {len(devices)} are visible, and {world.ranks_per_node} ranks need one each")
     owner = f"node {plan.node} of {plan.name}"
     leased = LeasedWorld(world, devices, functools.partial(lease, exclusive=True, wait_s=LEASE_S, owner=owner))

@@ -1,7 +1,10 @@
-"""Kinds of devices, with the communication backend, the vendors and the visibility variables of each."""
+"""Kinds of devices: all that the host's side knows of each, except how its devices are listed and read."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class DeviceKind(StrEnum):
@@ -25,6 +28,10 @@ BACKENDS = {DeviceKind.CUDA: Backend.NCCL, DeviceKind.CPU: Backend.GLOO}
 ACCELERATED = frozenset(DeviceKind) - {DeviceKind.CPU}
 NVIDIA, AMD = "nvidia", "amd"
 KINDS = {NVIDIA: DeviceKind.CUDA, AMD: DeviceKind.CUDA}
+# Vendor -> what a torch that is built for its devices has the version of in ``torch.version``.
+BUILDS = {NVIDIA: "cuda", AMD: "hip"}
+# Facts of ``worker/accelerator.py`` that the bits of numbers depend on: the versions of the vendors' libraries.
+LIBRARIES = ("cuda", "hip", "nccl", "cublas", "cudnn", "cudnn_frontend", "triton")
 CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 # Variable that limits the visible devices -> its value that hides all of them. HIP ignores an empty value.
 HIDDEN = {CUDA_VARIABLE: "", HIP_VARIABLE: "-1", ROCR_VARIABLE: ""}
@@ -51,3 +58,15 @@ class Device:
     def kind(self) -> DeviceKind:
         """The kind of device."""
         return KINDS[self.vendor]
+
+
+@dataclass(frozen=True)
+class ByDevice(Generic[T]):
+    """Two values: one for CPU ranks, and one for ranks on an accelerator of any kind."""
+
+    accelerated: T
+    cpu: T
+
+    def __getitem__(self, kind: str) -> T:
+        """Return the value for a kind of device."""
+        return self.cpu if kind == DeviceKind.CPU else self.accelerated

@@ -24,6 +24,7 @@ from pytest_aorta.common.model import (
     Step,
     WeightHash,
 )  # fmt: skip
+from pytest_aorta.plan.device_kind import LIBRARIES
 from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
@@ -97,8 +98,7 @@ CPU_ENVIRONMENT = ("cpu_capability", "cpu_kernels", "cpu_vendor")
 # Facts of the environment that bitwise numerics depend on, in addition to the world's size and device. Those that are
 # not named above belong to the machine or to what is installed on it.
 NUMERIC_ENVIRONMENT = (
-    "torch", "device", "device_name", "cuda", "hip", "nccl", "cublas", "cudnn", "cudnn_frontend", "triton",
-    "weight_hash_version", *CPU_ENVIRONMENT, *PROGRAM_ENVIRONMENT,
+    "torch", "device", "device_name", *LIBRARIES, "weight_hash_version", *CPU_ENVIRONMENT, *PROGRAM_ENVIRONMENT,
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
@@ -215,7 +215,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def device(self) -> str:
-        """Return the kind of device that the ranks computed on, ``cuda`` or ``cpu``."""
+        """Return the kind of device that the ranks computed on, such as ``cuda``."""
         return str(self.environment.get("device", "cuda"))
 
     @property

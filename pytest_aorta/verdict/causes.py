@@ -8,6 +8,7 @@ from itertools import chain
 from statistics import median, mode
 
 from pytest_aorta.common.text import counted
+from pytest_aorta.plan.device_kind import ByDevice
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
@@ -22,9 +23,9 @@ from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, Verdict
 
 # The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of
 # unchanged launches differ by up to 2% on 4 H200s, and by tens of percent on CPU ranks that share cores.
-STRAGGLER_FRACTION = {"cuda": 0.03, "cpu": 0.3}
+STRAGGLER_FRACTION = ByDevice(0.03, cpu=0.3)
 # The same fraction if reference launches show the usual differences between ranks.
-_SHIFT_FRACTION = {"cuda": 0.01, "cpu": 0.1}
+_SHIFT_FRACTION = ByDevice(0.01, cpu=0.1)
 _MIN_REFERENCE = 3
 _NOISES = 3.0
 # One launch of this many may show a lag of the other sign.
@@ -35,11 +36,11 @@ _IDLE_OF_LAG = 0.75
 # The largest increase of the straggler's own compute, as a fraction of its lag, beside such an explanation.
 _COMPUTE_OF_LAG = 0.5
 # The least growth from a launch's first step to its last that is reported.
-STEP_GROWTH = {"cuda": 0.03, "cpu": 0.5}
+STEP_GROWTH = ByDevice(0.03, cpu=0.5)
 # Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
 MEMORY_GROWTH = 0.03
 # The least slowdown of the canary against the baseline that is reported.
-CANARY_CHANGE = {"cuda": 0.05, "cpu": 1.0}
+CANARY_CHANGE = ByDevice(0.05, cpu=1.0)
 # The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
 CLOCK_CHANGE = 0.05
 _CANARY_PARTS = {"gemm_ms": "matrix products", "all_reduce_ms": "all-reduces"}

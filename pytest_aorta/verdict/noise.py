@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
+from pytest_aorta.plan.device_kind import ByDevice
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance
@@ -23,13 +24,13 @@ _MOST_LAUNCHES = 50
 Priors: TypeAlias = Callable[[Metric], VarianceComponents]
 
 # After a pause of this length the state of a machine has changed: clocks, temperature, other jobs.
-BLOCK_GAP_S = {"cuda": 6 * 3600, "cpu": 3600}
+BLOCK_GAP_S = ByDevice(6 * 3600, cpu=3600)
 MIN_CASES = 3
 # Degrees of freedom of each side, slower and faster, of a prior from other cases.
 CASES_DF = 2.0
 # Standard deviations within and between blocks, measured on H200s and on shared CPUs (docs/benchmarks.md).
-_WITHIN = {"cuda": 0.005, "cpu": 0.15}
-_BETWEEN = {"cuda": 0.005, "cpu": 0.25}
+_WITHIN = ByDevice(0.005, cpu=0.15)
+_BETWEEN = ByDevice(0.005, cpu=0.25)
 _WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
 # Means and tails vary more than medians, by these factors; memory hardly varies. Nothing is known of metrics that a
 # workload itself records and that are no times.
@@ -37,8 +38,8 @@ _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0,
 _MEMORY, _OWN = 0.001, 0.01
 # Standard deviations of fractions, and of times as fractions of a step. Device idle time has its own values: on GPUs,
 # the host's delays are far larger than the noise of communication in steps in which the host has a head start.
-_FRACTION = {"cuda": {Scale.POINTS: 0.005, Scale.OF_STEP: 0.002}, "cpu": {Scale.POINTS: 0.1, Scale.OF_STEP: 0.1}}
-_IDLE = {"cuda": 0.05, "cpu": 0.1}
+_FRACTION = ByDevice({Scale.POINTS: 0.005, Scale.OF_STEP: 0.002}, cpu={Scale.POINTS: 0.1, Scale.OF_STEP: 0.1})
+_IDLE = ByDevice(0.05, cpu=0.1)
 # A loss has no noise, unless recorded launches show noise, which then outweighs this prior.
 _NUMERIC, _NUMERIC_DF = 1e-12, 0.1
 # The block of all values that do not depend on the state of a machine.
@@ -46,7 +47,7 @@ _EVERY_BLOCK = "every block"
 
 
 def default_variance(metric: Metric, device: str) -> VarianceComponents:
-    """Return the variance that is assumed without any measurement; ``device`` is ``cuda`` or ``cpu``."""
+    """Return the variance that is assumed without any measurement; ``device`` is a kind of device."""
     if metric.kind is MetricKind.NUMERIC:
         return VarianceComponents.of(_NUMERIC, _NUMERIC, _NUMERIC_DF)
     if metric.kind in (MetricKind.MEMORY, MetricKind.OWN):

@@ -11,7 +11,7 @@ from pytest_aorta.plan.device_kind import AMD
 from tests.unit.builders import gpus, replace
 
 TORCH = {
-    "torch": "2.13.0+cu130", "cuda": "13.0", "hip": None, "problem": "", "device_count": 2, "backends": ["gloo", "nccl"]
+    "torch": "2.13.0+cu130", "builds": {"cuda": "13.0"}, "problem": "", "device_count": 2, "backends": ["gloo", "nccl"]
 }  # fmt: skip
 AMD_GPUS = [replace(device, vendor=AMD) for device in gpus(2)]
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 12040)"
@@ -27,7 +27,7 @@ def test_shared_memory_is_judged_by_what_nccl_needs(free_mib, num_gpus, num_prob
     [
         ({"torch": "2.9.1"}, "2.9.1 is older than 2.11"),
         ({"backends": ["nccl"]}, "torch has no gloo"),
-        ({"cuda": None}, "GPUs are there and torch is built for CPU only"),
+        ({"builds": {}}, "GPUs are there and torch is built for CPU only"),
         ({"backends": ["gloo"]}, "torch has no NCCL"),
         ({"device_count": 0, "problem": OLD_DRIVER}, f"torch finds 0 GPUs, the driver 2: {OLD_DRIVER}"),
     ],
@@ -42,8 +42,7 @@ def test_unfit_torch_is_a_problem_with_a_remedy(changes, said):
 TALKS = """
 import atexit, types
 atexit.register(print, "goodbye")
-__version__, version = "2.13.0", types.SimpleNamespace(cuda=None, hip=None)
-cuda = types.SimpleNamespace(device_count=lambda: 0)
+__version__, version = "2.13.0", types.SimpleNamespace(cuda=None)
 """
 
 
@@ -68,9 +67,9 @@ def test_host_without_shared_memory_is_judged_as_one_that_has_none(machine, caps
     assert "/dev/shm has 0 MiB free" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("hip", "num_problems"), [("7.0", 0), (None, 1)])
-def test_gpus_of_amd_need_torch_for_rocm(hip, num_problems):
-    assert len(list(doctor.torch_problems(TORCH | {"hip": hip}, AMD_GPUS))) == num_problems
+@pytest.mark.parametrize(("build", "num_problems"), [("hip", 0), ("cuda", 1)])
+def test_gpus_of_amd_need_torch_for_rocm(build, num_problems):
+    assert len(list(doctor.torch_problems(TORCH | {"builds": {build: "7.0"}}, AMD_GPUS))) == num_problems
 
 
 @pytest.fixture

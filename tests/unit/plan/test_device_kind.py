@@ -12,6 +12,8 @@ ADDED = [
     ("plan/device_kind.py", '    GLOO = "gloo"\n', '    TOYCCL = "toyccl"\n    GLOO = "gloo"\n'),
     ("plan/device_kind.py", "BACKENDS = {", "BACKENDS = {DeviceKind.TOY: Backend.TOYCCL, "),
     ("plan/device_kind.py", "KINDS = {", 'KINDS = {"toys": DeviceKind.TOY, '),
+    ("plan/device_kind.py", "BUILDS = {", 'BUILDS = {"toys": "toy_sdk", '),
+    ("plan/device_kind.py", "LIBRARIES = (", 'LIBRARIES = ("toy_sdk", '),
     ("plan/device_kind.py", "HIDDEN = {", 'HIDDEN = {"TOY_VISIBLE": "none", '),
     ("plan/accelerators.py", "ACCELERATORS: dict[str, Accelerator] = {", '''
 class Toys:
@@ -32,13 +34,20 @@ ACCELERATORS: dict[str, Accelerator] = {"toys": Toys(), '''),
 ]  # fmt: skip
 USED = """
 from pathlib import Path
+from pytest_aorta.cli.doctor import torch_problems
 from pytest_aorta.launch.guarded import launch_environment
 from pytest_aorta.launch.watch import LaunchWatch
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import WorldSpec, resolve_world
-from tests.unit.builders import make_options
+from pytest_aorta.result.facts import NUMERIC_ENVIRONMENT
+from pytest_aorta.verdict.causes import notes_on
+from pytest_aorta.verdict.environment import changes
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.noise import blocks, default_variance
+from tests.unit.builders import make_facts, make_options
 
+GROWS = {"step_time_growth": 0.2}
 devices = visible_devices({"TOY_VISIBLE": "2,1"})
 world = resolve_world(WorldSpec("all", "toy"), make_options(), devices)
 print(world.platform)
@@ -50,10 +59,25 @@ print(*(f"{environ['TOY_VISIBLE']} {environ['AORTA_DEVICE']};" for environ in en
 with LaunchWatch(plans[0], None) as watch:
     pass
 print(watch.platform_facts.source, watch.platform_facts.problem)
+torch = {"torch": "2.13.0", "builds": {"toy_sdk": "1.0"}, "problem": "", "device_count": 2, "backends": ["gloo"]}
+print(*(problem.text for problem in torch_problems(torch, devices)))
+here, there = (make_facts(environment={"device": "toy", "toy_sdk": number}, **GROWS) for number in (1, 2))
+print(changes(here, there).machine, "toy_sdk" in NUMERIC_ENVIRONMENT, blocks([here]) == blocks([there]))
+print(*notes_on([], [here], [there], "baseline")[0])
+print([name for name, row in METRICS.items() if default_variance(row, "toy") != default_variance(row, "cuda")])
 """
+SAID = [
+    "toy-9000-x2-toyccl",
+    "2,1 toy; none cpu;",
+    "toyml toys have none",
+    "torch has no TOYCCL, the backend of GPU ranks",
+    "other environment: toy_sdk 2 -> 1 True True",
+    "steps get slower within a launch by at least 20.0%",
+    "[]",
+]
 
 
-def test_made_up_kind_of_device_is_leased_shown_to_ranks_and_watched(tmp_path: Path) -> None:
+def test_made_up_kind_of_device_is_leased_watched_checked_and_compared(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE_ROOT, tmp_path / "pytest_aorta", ignore=shutil.ignore_patterns("__pycache__"))
     for name, line, added in ADDED:
         file = tmp_path / "pytest_aorta" / name
@@ -62,4 +86,5 @@ def test_made_up_kind_of_device_is_leased_shown_to_ranks_and_watched(tmp_path: P
         file.write_text(text.replace(line, added), encoding="utf-8")
     path = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(PACKAGE_ROOT.parent)!r}]\n"
     done = run_python("-c", path + USED)
-    assert done.stdout.splitlines() == ["toy-9000-x2-toyccl", "2,1 toy; none cpu;", "toyml toys have none"], done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == SAID
