@@ -1,4 +1,4 @@
-"""The harness end to end: a planted change fails exactly the right test, and after undoing it the test passes."""
+"""The harness end to end: a planted change fails exactly the right test."""
 
 import json
 
@@ -17,14 +17,8 @@ SHORT = dict(warmup=1, verify=2, profile_steps=0)
 def test_speed(workload):
     workload.check(workload.run("fsdp", steps=5, **SHORT, fault=PLANTED.get("speed", {})))
 
-def test_data(workload):
-    workload.check(workload.run("fsdp", steps=2, **SHORT, fault=PLANTED.get("data", {})))
-
 def test_weights(workload):
-    workload.check(workload.run("fsdp", steps=2, **SHORT, optimizer="sgd", fault=PLANTED.get("weights", {})))
-
-def test_training(workload):
-    workload.check(workload.run("llama_fsdp2", steps=3, warmup=1, fault=PLANTED.get("training", {})))
+    workload.check(workload.run("fsdp", steps=2, **SHORT, optimizer="sgd"))
 """
 
 
@@ -50,39 +44,12 @@ def assert_green(result):
     assert set(result.parseoutcomes()) <= {"passed", "inconclusive", "deselected"}
 
 
-def record(suite, *options):
-    # On a machine with other work, launches may vary by more than those of a good baseline.
-    assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-record=noisy:a test", *options))
-
-
 @pytest.mark.long
 def test_slower_steps_turn_their_test_red_and_no_other(suite, pytester):
-    chosen = ("-k", "speed or weights")
-    record(suite, *chosen)
+    # On a machine with other work, launches may vary by more than those of a good baseline.
+    assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-record=noisy:a test"))
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
     median_ms = json.loads(speed.read_bytes())["launches"][0]["facts"]["step_time_ms"]["p50"]
-    result = suite({"speed": {"kind": "slowdown", "delay_ms": 40 * median_ms}}, *chosen)
+    result = suite({"speed": {"kind": "slowdown", "delay_ms": 40 * median_ms}})
     assert failed(result) == {"test_speed"}
     result.stdout.re_match_lines_random([r"E +Regression: step_time_p50 \+.*, limit 900%\).*"])
-
-
-@pytest.mark.extended
-@pytest.mark.long
-def test_wrong_data_and_changed_weights_turn_their_tests_red_until_the_change_is_undone(suite):
-    record(suite)
-    result = suite(
-        {
-            "data": {"kind": "swapped_shards", "iteration": 1, "layer": 3, "rank": 1},
-            "weights": {"kind": "weight", "rank": 1},
-            "training": {"kind": "weight_ulp", "step": 2, "rank": 1},
-        }
-    )
-    assert failed(result) == {"test_data", "test_weights", "test_training"}
-    result.stdout.re_match_lines_random(
-        [
-            r"E +all_gather_forward: iteration 1, layer 3, on rank 1, from source rank 0: .*the data of rank 1.*",
-            r"FAILED .*::test_weights - Regression: weight_hash .*",
-            r"FAILED .*::test_training - Regression: weight_hash .*",
-        ]
-    )
-    assert_green(suite({}))

@@ -8,13 +8,13 @@ import torch
 
 from pytest_aorta.worker import Delay, RankEnv, StepTimer, accelerator, environment_facts, workload
 
-DEVICE = torch.device("xpu", 3)
+DEVICE = torch.device("mtia", 3)
 
 
 class Kinds(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
-    XPU = "xpu"
+    MTIA = "mtia"
 
 
 class Event:
@@ -41,13 +41,13 @@ def joined(monkeypatch):
     """Add the kind's row, replace its driver by fakes, and return the arguments of ``init_process_group``."""
     found = {}
     monkeypatch.setattr(accelerator, "DeviceKind", Kinds)
-    monkeypatch.setitem(workload.BACKENDS, Kinds.XPU, "xccl")
+    monkeypatch.setitem(workload.BACKENDS, Kinds.MTIA, "toyccl")
     monkeypatch.setattr(torch, "Event", Event)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mtia"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: found["index"])
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: found.update(index=index))
     monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: 1 << 20)
-    driver = types.SimpleNamespace(get_device_name=lambda _device: "Intel Max 1550")
+    driver = types.SimpleNamespace(get_device_name=lambda _device: "MTIA v2")
     monkeypatch.setattr(torch, "get_device_module", lambda _device: driver)
     monkeypatch.setattr(
         workload.dist, "init_process_group", lambda backend, **others: found.update(others, backend=backend)
@@ -55,12 +55,12 @@ def joined(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("named", [{}, {"AORTA_DEVICE": "xpu"}], ids=["found", "named"])
+@pytest.mark.parametrize("named", [{}, {"AORTA_DEVICE": "mtia"}], ids=["found", "named"])
 def test_a_rank_joins_its_group_on_the_device_of_its_number(joined, named):
     env = RankEnv.read({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"} | named)
 
     assert env.join("train") == accelerator.own_device() == DEVICE
-    assert (joined["backend"], joined["device_id"]) == ("xccl", DEVICE)
+    assert (joined["backend"], joined["device_id"]) == ("toyccl", DEVICE)
 
 
 def test_events_time_the_steps_and_the_allocator_is_asked_for_memory():
@@ -76,10 +76,10 @@ def test_events_time_the_steps_and_the_allocator_is_asked_for_memory():
 def test_facts_name_the_model_and_no_version_of_another_vendor():
     facts = environment_facts(DEVICE)
 
-    assert (facts["device"], facts["device_name"]) == ("xpu", "Intel Max 1550")
+    assert (facts["device"], facts["device_name"]) == ("mtia", "MTIA v2")
     assert "nccl" not in facts
 
 
 def test_a_delay_without_a_kernel_that_spins_is_an_error_that_names_the_kind():
-    with pytest.raises(ValueError, match="no kernel that spins on xpu"):
+    with pytest.raises(ValueError, match="no kernel that spins on mtia"):
         Delay(DEVICE, 1.0)

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import time
-from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_aorta.plan.options import ProfilerSchedule
 from pytest_aorta.result.trace import kineto as reading
-from pytest_aorta.result.trace.kineto import overlap_of_cpu, parse_trace, read_trace
+from pytest_aorta.result.trace.kineto import overlap_of_cpu, read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled, profiling
 from tests.rank.ranks import own_group
@@ -140,23 +139,6 @@ def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(keeping, mon
         found.profile.problem,
     )
     assert list(folder.glob("trace*")) == []
-
-
-def test_kept_trace_beyond_the_limits_is_left_out(keeping, monkeypatch):
-    folder = keeping("active=1 repeat=2")
-    numbers = count()
-
-    def parse_but_the_first_kept(path, data):
-        if next(numbers) == 2:
-            raise reading.TraceTooLarge(path, num_bytes=reading.MAX_TRACE_BYTES + 1)
-        return parse_trace(path, data)
-
-    monkeypatch.setattr(profiling, "parse_trace", parse_but_the_first_kept)
-    message = r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
-    with pytest.warns(UserWarning, match=message):
-        capture = capture_overlap(Training(beside=True).step, 1, CPU)
-    assert (len(capture.steps), capture.problem) == (1, "")
-    assert [path.name for path in folder.glob("trace*")] == ["trace-2.json.gz"]
 
 
 class FakeProfiler:

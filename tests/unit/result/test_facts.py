@@ -58,11 +58,6 @@ def test_only_what_numbers_depend_on_is_kept_of_the_environment(kept):
     assert facts.environment == {"torch": "2.11.0"} | kept
 
 
-def test_hashes_and_the_last_loss_are_kept_whole():
-    facts = make_result(TWO_RANKS, weight_hashes={"4": "ab" * 8}, loss=[3.0, 0.123456789]).facts
-    assert (facts.weight_hashes, facts.final_loss) == ({"4": "ab" * 8}, 0.123456789)
-
-
 def test_ranks_lags_come_from_their_waits():
     facts = make_result(TWO_RANKS, collective_ms=[[5.0, 5.0], [1.0, 2.0]]).facts
     assert facts.rank_lag_ms == [-3.5, 3.5]

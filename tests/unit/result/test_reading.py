@@ -304,17 +304,16 @@ ROOT = Path(__file__).parents[3]
 def read_everything(run_dir: Path) -> None:
     """Read all files that pytest reads of a failed launch."""
     write_plan_file(run_dir)
-    plan = make_plan(run_dir)
+    plan = make_plan(run_dir, world=World(len(NAMES), "cpu"))
     read_evidence(plan)
-    phases_s(names.rank_folders(run_dir, range(2)), 0.0, 1.0)
+    phases_s(names.rank_folders(run_dir, range(len(NAMES))), 0.0, 1.0)
     assert launch_failure(plan, LaunchOutcome(EndReason.TIME_LIMIT, None, (), (), 1.0)) is not None
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_fifo_does_not_block_the_diagnosis(tmp_path, name):
-    folder = names.rank_folder(tmp_path, 1)
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / name)
+def test_fifos_of_ranks_do_not_block_the_diagnosis(tmp_path):
+    for rank, name in enumerate(NAMES):
+        (folder := names.rank_folder(tmp_path, rank)).mkdir(parents=True)
+        os.mkfifo(folder / name)
     code = "import sys; from pathlib import Path; from tests.unit.result.test_reading import read_everything as r"
     # A separate process, because only its end stops a wait for the FIFO's writer.
     run_python("-c", f"{code}; r(Path(sys.argv[1]))", str(tmp_path), cwd=ROOT, timeout=60, check=True)

@@ -162,13 +162,6 @@ def test_rank_waits_from_its_own_arrival(ranks, waits):
     assert waits_of_ranks_ms(ranks) == waits
 
 
-@pytest.mark.parametrize(
-    "ranks", [[rank(10)], [rank(10), rank()], [rank(10), rank(20, began_ms=(0,))]], ids=["one", "none", "unequal"]
-)
-def test_waits_are_unknown_without_comparable_arrivals(ranks):
-    assert waits_of_ranks_ms(ranks) == [[] for _ in ranks]
-
-
 def result_of(tmp_path, *documents, nodes=None):
     values = rank_values(step_times_ms=[100.0, 100.0], total_iterations=2, configured_iterations=2, loss=[])
     write_ranks(tmp_path, values, values)
