@@ -37,10 +37,24 @@ _LATE = {
 }
 
 __all__ = (
-    "AortaError", "BaselineError", "Comparison", "ComparisonFailed", "DevicesUnavailable", "DistributedWorld",
-    "LaunchError", "LaunchPlan", "LeaseError", "NothingCompared", "Outcome", "ResultError", "SpecError", "Verdicts",
-    "WorkloadFailed", "WorkloadResult", "WorkloadRunner",
-)  # fmt: skip
+    "AortaError",
+    "BaselineError",
+    "Comparison",
+    "ComparisonFailed",
+    "DevicesUnavailable",
+    "DistributedWorld",
+    "LaunchError",
+    "LaunchPlan",
+    "LeaseError",
+    "NothingCompared",
+    "Outcome",
+    "ResultError",
+    "SpecError",
+    "Verdicts",
+    "WorkloadFailed",
+    "WorkloadResult",
+    "WorkloadRunner",
+)
 
 # Tests import the errors from here, and pytest's short summary has room for a short name.
 for _name in set(__all__) - _LATE.keys():

@@ -50,12 +50,22 @@ class Script:
 SCRIPTS = {
     script.name: script
     for script in (
-        Script("ddp"), Script("fsdp2"), Script("fsdp1"), Script("zero"), Script("accumulation"), Script("mingpt"),
-        Script("gan", has_second=True), Script("loader"), Script("spawn", starts_ranks=True),
-        Script("accelerate_loop"), Script("hf_trainer"), Script("lightning_fit", starts_ranks=True),
-        Script("deepspeed_zero"), Script("torchrec_dlrm"),
+        Script("ddp"),
+        Script("fsdp2"),
+        Script("fsdp1"),
+        Script("zero"),
+        Script("accumulation"),
+        Script("mingpt"),
+        Script("gan", has_second=True),
+        Script("loader"),
+        Script("spawn", starts_ranks=True),
+        Script("accelerate_loop"),
+        Script("hf_trainer"),
+        Script("lightning_fit", starts_ranks=True),
+        Script("deepspeed_zero"),
+        Script("torchrec_dlrm"),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -112,9 +122,17 @@ def run(folder: Path, *words: str) -> tuple[int, str, float]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     began_s = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=LIMIT_S,
+        check=False,
+    )
     return done.returncode, done.stdout, time.monotonic() - began_s
 
 

@@ -108,8 +108,12 @@ def search(folder: Path, commits: list[str], planted: int, metric: str | None) -
     began = time.monotonic()
     done = subprocess.run(
         [*command, "--", "test_train.py::test_speed"],
-        cwd=folder, env=environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     (folder / "bisect.log").write_text(done.stdout + done.stderr, encoding="utf-8")
     found = re.search(r": found: \w+ change (\d+)\nE\s+\w+: (\w+)", done.stdout)
     named = int(found[1]) if found else None

@@ -24,22 +24,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("good", metavar="GOOD", help="commit before the change")
     parser.add_argument("bad", metavar="BAD", help="commit with the change")
     parser.add_argument(
-        "--setup", metavar="COMMAND", type=_command, action="append", default=[],
+        "--setup",
+        metavar="COMMAND",
+        type=_command,
+        action="append",
+        default=[],
         help="program with arguments that prepares the worktree of each commit, in its root folder; may be repeated; "
         "{packages} is a folder that comes first on the search path of the commit's launches",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--metric", metavar="NAME", choices=METRICS, help="search this metric (default: the clearest change)"
     )
     parser.add_argument(
-        "--tolerance", metavar="METRIC=VALUE", type=_tolerance, action="append", default=[],
+        "--tolerance",
+        metavar="METRIC=VALUE",
+        type=_tolerance,
+        action="append",
+        default=[],
         help="tolerance instead of the test's, e.g. step_time_p50=1%% to search for a smaller change",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--result", metavar="FILE", type=_new_file,
+        "--result",
+        metavar="FILE",
+        type=_new_file,
         help="write the commits that were found and the message as JSON; the exit code is that of pytest, so a search "
         "that finds a commit ends with 1",
-    )  # fmt: skip
+    )
     parser.epilog = "After -- come one test and options of pytest."
     parser.set_defaults(run=run, args=())
 

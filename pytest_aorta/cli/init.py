@@ -63,9 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "aorta init [--nproc N] SCRIPT [-- ARG ...], or aorta init [--nproc N] -- COMMAND ..."
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) or dotted module to test")
     parser.add_argument(
-        "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
+        "--nproc",
+        metavar="N",
+        type=integer_from(1, MAX_WORLD_SIZE),
         help=f"ranks of the test (default: {_WORLD_SIZE}, or 1 on a machine with one GPU)",
-    )  # fmt: skip
+    )
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script, or a command that starts its own ranks."
     parser.set_defaults(run=run, args=())
@@ -106,10 +108,12 @@ def run(arguments: argparse.Namespace) -> int:
     emit([f"wrote {test}", _write_settings(), ignored, *(f"note: {note}" for note in fit.notes)])
     if not fit.compares:
         return ExitCode.PROBLEM
-    emit([
-        f"next: record the baseline with pytest --update-baselines {test}, then commit it",
-        f"then: aorta selftest {test} plants faults, and shows which ones the test finds",
-    ])  # fmt: skip
+    emit(
+        [
+            f"next: record the baseline with pytest --update-baselines {test}, then commit it",
+            f"then: aorta selftest {test} plants faults, and shows which ones the test finds",
+        ]
+    )
     return ExitCode.OK
 
 
@@ -130,10 +134,17 @@ def _text(target: ScriptTarget, settings: Mapping[str, Any], fit: Fit) -> str:
 
 def _comment(note: str) -> str:
     """Return a note as a comment of one or more lines, in a function."""
-    return textwrap.fill(
-        note[:1].upper() + note[1:], _WIDTH, initial_indent="    # ", subsequent_indent="    # ",
-        break_long_words=False, break_on_hyphens=False,
-    ) + "\n"  # fmt: skip
+    return (
+        textwrap.fill(
+            note[:1].upper() + note[1:],
+            _WIDTH,
+            initial_indent="    # ",
+            subsequent_indent="    # ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        + "\n"
+    )
 
 
 def _write_settings() -> str:

@@ -20,10 +20,13 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument(
-        "results", nargs="+", metavar="LABEL=PATH", type=_labelled,
+        "results",
+        nargs="+",
+        metavar="LABEL=PATH",
+        type=_labelled,
         help="a result.json, or a folder that contains such files (--aorta-results); the second label is compared with "
         "the first, and each may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "-o", "--output", type=file_ending_in(".html"), default=Path("report.html"), help="file (default: report.html)"
     )

@@ -49,13 +49,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", metavar="N", type=integer_from(1, MAX_TRIALS), default=1, help="separate launches (default: 1)"
     )
     parser.add_argument(
-        "--steps", metavar="N", dest="assignments", action="append", default=[], type="steps={}".format,
+        "--steps",
+        metavar="N",
+        dest="assignments",
+        action="append",
+        default=[],
+        type="steps={}".format,
         help="measured steps, as --set steps=N",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
+        "--nproc",
+        metavar="N",
+        type=integer_from(1, MAX_WORLD_SIZE),
         help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
-    )  # fmt: skip
+    )
     add_config(parser)
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script."
@@ -174,10 +181,22 @@ def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
 
 # Values of a result over its ranks, which AORTA's files have.
 _AORTA_NAMES = (
-    "passed", "failure_count", "first_failure_iteration", "failure_details", "configured_iterations",
-    "total_iterations", "executed_iterations", "main_work_started", "elapsed_sec", "step_times_ms", "metrics",
-    "weight_hashes", "loss", "grad_norm", "environment",
-)  # fmt: skip
+    "passed",
+    "failure_count",
+    "first_failure_iteration",
+    "failure_details",
+    "configured_iterations",
+    "total_iterations",
+    "executed_iterations",
+    "main_work_started",
+    "elapsed_sec",
+    "step_times_ms",
+    "metrics",
+    "weight_hashes",
+    "loss",
+    "grad_norm",
+    "environment",
+)
 
 
 def write_trial(folder: Path, result: WorkloadResult) -> Path:

@@ -47,9 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", metavar="WORKLOAD|SCRIPT|TEST", help="a workload, a training script (.py), or a test's node id"
     )
     parser.add_argument(
-        "--sizes", metavar="N,N,...", type=_sizes, default=(2, 8, 64, 1024),
+        "--sizes",
+        metavar="N,N,...",
+        type=_sizes,
+        default=(2, 8, 64, 1024),
         help="numbers of ranks (default: 2,8,64,1024)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--rank", metavar="N", type=integer_from(0), default=0, help="the rank to simulate (default: 0)"
     )

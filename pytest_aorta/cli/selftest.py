@@ -64,7 +64,8 @@ class Signs:
 SIGNS = {
     Plant.SLOW_RANK: Signs("the last rank sleeps in each step, 1.5 times the tolerance", _TIMES),
     Plant.IN_LINE: Signs(
-        "compute waits for each collective", ("overlap_ratio", "exposed_comm_ms"),
+        "compute waits for each collective",
+        ("overlap_ratio", "exposed_comm_ms"),
         without="no collective was called from Python",
     ),
     Plant.BIT: Signs(
@@ -73,21 +74,22 @@ SIGNS = {
     Plant.LOST_GRADIENT: Signs(
         "the last rank adds nothing to the gradients of step 2", _NUMBERS, (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD
     ),
-    Plant.NAN: Signs(
-        "the last rank's gradients of step 2 are NaN", (), (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD
-    ),
+    Plant.NAN: Signs("the last rank's gradients of step 2 are NaN", (), (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD),
     Plant.HANG: Signs(
         "the last rank sleeps in step 2", (), (FailureKind.HANG_IN_COLLECTIVE, FailureKind.HANG_ELSEWHERE)
     ),
     Plant.EXIT_CODE: Signs(
-        "a handler of atexit ends the last rank with code 3", (), (FailureKind.EXIT_CODE,),
+        "a handler of atexit ends the last rank with code 3",
+        (),
+        (FailureKind.EXIT_CODE,),
         "the last rank did not reach its end",
     ),
     Plant.MEMORY: Signs(
-        "every rank holds as much as 1.5 times the tolerance, at least 10%", ("peak_memory_bytes",),
+        "every rank holds as much as 1.5 times the tolerance, at least 10%",
+        ("peak_memory_bytes",),
         without="there is no device memory",
     ),
-}  # fmt: skip
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,10 +117,12 @@ def run(arguments: argparse.Namespace) -> int:
     for nodeid, findings in found.items():
         emit([f"{nodeid}:", *_table(findings)])
     words = [finding.cells[1] for findings in found.values() for finding in findings]
-    emit([
-        f"{counted(len(words), 'fault')} planted in {counted(len(found), 'test')}: {words.count(_FOUND)} found, "
-        f"{words.count(_MISSED)} not found, {words.count(_NOT_COVERED)} not covered"
-    ])  # fmt: skip
+    emit(
+        [
+            f"{counted(len(words), 'fault')} planted in {counted(len(found), 'test')}: {words.count(_FOUND)} found, "
+            f"{words.count(_MISSED)} not found, {words.count(_NOT_COVERED)} not covered"
+        ]
+    )
     return ExitCode.PROBLEM if _MISSED in words else ExitCode.OK
 
 

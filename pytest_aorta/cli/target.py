@@ -61,9 +61,13 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     """Declare the options that give the config of a workload, and the folder of results."""
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
     parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="assignments",
         help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: %(default)s)"
     )

@@ -76,9 +76,15 @@ def start_apart(
     The program has a session of its own: a Ctrl-C in the terminal must reach only this process, which then ends it.
     """
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=environ,
-        pass_fds=fds, start_new_session=True,
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        cwd=cwd,
+        env=environ,
+        pass_fds=fds,
+        start_new_session=True,
+    )
 
 
 def run_program(
@@ -95,9 +101,15 @@ def run_program(
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error_output:
         try:
             ended = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=error_output, cwd=cwd, env=environ,
-                timeout=limit_s, check=False,
-            )  # fmt: skip
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=error_output,
+                cwd=cwd,
+                env=environ,
+                timeout=limit_s,
+                check=False,
+            )
         except OSError as error:
             raise SpecError(f"{argv[0]} can't be run: {error.strerror or error}") from None
         except subprocess.TimeoutExpired:

@@ -102,9 +102,14 @@ def wrapped(line: str, width: int) -> list[str]:
         return [line]
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.wrap(
-        line.strip(), max(width, 20), initial_indent=indent, subsequent_indent=f"{indent}    ", break_long_words=False,
-        break_on_hyphens=False, drop_whitespace=True,
-    )  # fmt: skip
+        line.strip(),
+        max(width, 20),
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 def emit(lines: Iterable[str]) -> None:

@@ -42,8 +42,15 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
 _SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
 _SCRUBBED = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
-}  # fmt: skip
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 # Enough records for a few hundred steps of a dozen layers.
 _FLIGHT_RECORDS = "20000"
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"

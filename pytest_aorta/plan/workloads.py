@@ -33,12 +33,24 @@ ENVIRONMENT_SCHEMA: dict[str, Any] = {
     "description": "environment variables of the ranks",
 }
 ALLOWED_PREFIXES = (
-    "CUBLAS_", "CUDNN_", "GLOO_", "HSA_", "MIOPEN_", "NCCL_", "OMP_", "RCCL_", "TORCHINDUCTOR_", "TORCH_NCCL_",
-)  # fmt: skip
+    "CUBLAS_",
+    "CUDNN_",
+    "GLOO_",
+    "HSA_",
+    "MIOPEN_",
+    "NCCL_",
+    "OMP_",
+    "RCCL_",
+    "TORCHINDUCTOR_",
+    "TORCH_NCCL_",
+)
 ALLOWED = (
-    "CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "GPU_MAX_HW_QUEUES",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
-)  # fmt: skip
+)
 # Variables in old guides that RCCL does not read -> variables that replace them.
 _REPLACED = {
     "RCCL_BUFFER_SIZE": "NCCL_BUFFSIZE",

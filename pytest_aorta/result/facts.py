@@ -23,7 +23,7 @@ from pytest_aorta.common.model import (
     Positive,
     Step,
     WeightHash,
-)  # fmt: skip
+)
 from pytest_aorta.plan.device_kind import LIBRARIES
 from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.outcome import LauncherName
@@ -91,15 +91,25 @@ SAMPLE_SIZE = 20
 # Facts of the environment that the code under test can set by itself and that bitwise numerics depend on. Another value
 # of such a fact is a change of the code, so it never keeps numbers from being compared.
 PROGRAM_ENVIRONMENT = (
-    "attention", "bitwise_reproducible", "deterministic_algorithms", "num_threads", "tf32_matmul",
-)  # fmt: skip
+    "attention",
+    "bitwise_reproducible",
+    "deterministic_algorithms",
+    "num_threads",
+    "tf32_matmul",
+)
 # Facts that the CPU and the code determine together: the pins of CPU kernels, and what the pins leave to be reported.
 CPU_ENVIRONMENT = ("cpu_capability", "cpu_kernels", "cpu_vendor")
 # Facts of the environment that bitwise numerics depend on, in addition to the world's size and device. Those that are
 # not named above belong to the machine or to what is installed on it.
 NUMERIC_ENVIRONMENT = (
-    "torch", "device", "device_name", *LIBRARIES, "weight_hash_version", *CPU_ENVIRONMENT, *PROGRAM_ENVIRONMENT,
-)  # fmt: skip
+    "torch",
+    "device",
+    "device_name",
+    *LIBRARIES,
+    "weight_hash_version",
+    *CPU_ENVIRONMENT,
+    *PROGRAM_ENVIRONMENT,
+)
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
 CHOICES = ("activation_checkpointing",)

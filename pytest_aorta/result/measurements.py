@@ -27,7 +27,7 @@ from pytest_aorta.common.model import (
     TensorHash,
     Text,
     WeightHash,
-)  # fmt: skip
+)
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.result.facts import PYTHON_TRACER, LaunchFacts, launch_facts, over_ranks
 from pytest_aorta.result.outcome import LauncherName

@@ -13,9 +13,15 @@ from pytest_aorta.plan.accelerators import Reading
 
 # Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
 PROTECTIVE = (
-    "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown",
-    "prochot", "socket_thermal", "vr_thermal", "hbm_thermal",
-)  # fmt: skip
+    "hw_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "sw_thermal_slowdown",
+    "prochot",
+    "socket_thermal",
+    "vr_thermal",
+    "hbm_thermal",
+)
 # Power caps. A healthy GPU reports them too in every launch that computes dense matrix products at full power.
 POWER_CAPS = ("sw_power_cap", "package_power")
 # Fraction of the highest SM clock. The default power limit never holds a healthy GPU below this fraction.

@@ -192,6 +192,4 @@ def _order_of_making(shardings: Sequence[tuple[int, int]], mesh_shape: Sequence[
     while factor < split_factor and earlier < len(rest):
         factor *= mesh_shape[rest[earlier][0]]
         earlier += 1
-    return [
-        *_order_of_making(rest[:earlier], mesh_shape), mesh_dim, *_order_of_making(rest[earlier:], mesh_shape)
-    ]  # fmt: skip
+    return [*_order_of_making(rest[:earlier], mesh_shape), mesh_dim, *_order_of_making(rest[earlier:], mesh_shape)]

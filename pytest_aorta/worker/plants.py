@@ -24,12 +24,23 @@ _STEP = 2
 _EXIT_CODE = 3
 # Functions of torch.distributed that FSDP, and scripts, communicate by; torch 2.13 has added those ending in _single.
 _COLLECTIVES = (
-    "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single",
-    "broadcast", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor",
-)  # fmt: skip
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+)
 _INTEGERS = {
-    torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64,
-}  # fmt: skip
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
 # What has to stay alive as long as the rank.
 _kept: list[object] = []
 

@@ -69,7 +69,7 @@ __all__ = [
     "uncompiled",
     "wait_tensor",
     "zip_schema",
-]  # fmt: skip
+]
 
 c10d: Any = dist.distributed_c10d
 foreach_norm = torch._foreach_norm

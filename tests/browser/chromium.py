@@ -127,9 +127,16 @@ def open_browser(program: str, profile: Path) -> Iterator[Page]:
     to_child, to_browser = os.pipe()
     from_browser, from_child = os.pipe()
     arguments = [
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}",
-        "--no-first-run", "--disable-background-networking", "--disable-dev-shm-usage", "about:blank",
-    ]  # fmt: skip
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--remote-debugging-pipe",
+        f"--user-data-dir={profile}",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-dev-shm-usage",
+        "about:blank",
+    ]
     # The browser reads from descriptor 3 and writes to 4; a shell sets up both.
     shell = ["bash", "-c", f'exec "$@" 3<&{to_child} 4>&{from_child}', "-", program, *arguments]
     process = subprocess.Popen(

@@ -198,7 +198,7 @@ def run(tmp_path: Path) -> Runner:
     return run
 
 
-def test_class_of_aorta_is_launched_measured_and_compared_beside_the_workloads_of_this_package(run, tmp_path):
+def test_class_of_aorta_is_launched_measured_and_compared(run, tmp_path):
     code, output = run("pytest", "--update-baselines", "-p", "no:cacheprovider")
     assert code == 0, output
     # The costs of run() are those of six steps and two of warm-up; with an optimizer, costs are those of a step.

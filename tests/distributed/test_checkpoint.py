@@ -180,7 +180,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "own-scripts.md"
 
 
 @pytest.mark.extended
-def test_the_restart_of_a_script_is_tested_as_the_page_says_and_finds_a_forgotten_state(pytester, inner, on_cpu):
+def test_restart_of_a_script_as_on_its_page_finds_a_forgotten_state(pytester, inner, on_cpu):
     pytester.makepyfile(train=SCRIPT)
     (shown,) = re.findall(r"```python\n([^`]*def test_restart\(.*?)```", PAGE.read_text(), re.DOTALL)
     source = f'import pytest\n\nRECORD = {{"hash_weights": True}}\n\n{shown}'
@@ -207,7 +207,7 @@ def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner,
 
 
 @pytest.mark.extended
-def test_a_restart_into_another_layout_has_equal_bits_or_differs_from_its_first_step_on(inner, on_cpu):
+def test_restart_into_another_layout_has_equal_bits_or_differs_from_its_first_step(inner, on_cpu):
     inner(LAYOUTS, "--aorta-launcher=forkserver").assert_outcomes(passed=4)
 
 

@@ -306,9 +306,7 @@ HOSTS = {
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("namespace", "before", "limit_s", "end"), HOSTS.values(), ids=HOSTS)
-def test_host_without_a_usable_port_is_a_failed_rendezvous_and_closed_stdin_changes_nothing(
-    tmp_path, namespace, before, limit_s, end
-):
+def test_host_without_a_usable_port_is_a_failed_rendezvous(tmp_path, namespace, before, limit_s, end):
     if reason := refused_namespaces(namespace, ["unshare", "ip"], "ip link"):
         pytest.skip(reason)
     command = [*namespace, sys.executable, "-c", PROGRAM.format(before=before, limit_s=limit_s), str(tmp_path)]

@@ -115,9 +115,7 @@ def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("launcher", "number"), endings((LauncherKind.TORCHRUN, signal.SIGSTOP), (LauncherKind.FORKSERVER, signal.SIGKILL))
 )
-def test_devices_of_a_dead_pytest_and_a_lost_guard_are_leased_when_their_processes_are_gone(
-    tmp_path, monkeypatch, launcher, number
-):
+def test_devices_of_a_dead_pytest_are_leased_when_their_processes_are_gone(tmp_path, monkeypatch, launcher, number):
     monkeypatch.setattr(leasing, "STOP_S", 2.0)
     command = [sys.executable, "-c", HOLDER, str(tmp_path), launcher]
     holder = subprocess.Popen(command, cwd=ROOT)

@@ -43,7 +43,7 @@ def test_fault_is_located_from_the_hashes_of_both_launches(workload):
 
 
 @pytest.mark.extended
-def test_state_that_differed_steps_before_is_named_and_not_the_last_step_of_the_optimizer(workload):
+def test_state_that_differed_before_is_named_and_not_the_last_step(workload):
     plain = {"workload": "llama_fsdp2"} | TRAINING
     faulty = plain | {"fault": {"kind": "double_moment", "step": 1, "rank": 1}}
     with pytest.raises(ComparisonFailed) as regression:

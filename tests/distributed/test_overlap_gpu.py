@@ -5,8 +5,13 @@ import pytest
 from tests.distributed import small_llama
 
 EXPERTS = small_llama.SIZE | {
-    "n_kv_heads": 4, "num_experts": 4, "expert_parallel_degree": 2, "batch_size": 2, "steps": 5, "profile_steps": 3,
-}  # fmt: skip
+    "n_kv_heads": 4,
+    "num_experts": 4,
+    "expert_parallel_degree": 2,
+    "batch_size": 2,
+    "steps": 5,
+    "profile_steps": 3,
+}
 
 
 @pytest.mark.world(size=2, device="cuda", warm=True)

@@ -39,10 +39,15 @@ def test_each_rank_of_a_command_is_measured_as_under_torchrun(distributed_world,
         pytest.param("first is a rank", "kill", "rank 1 failed first: signal SIGKILL", 1, marks=pytest.mark.extended),
         pytest.param("spawn", "teardown", "rank 1 failed first: exit code 5", 1, marks=pytest.mark.extended),
         pytest.param("spawn", "absent", "rank 1 never reported; ", 1, marks=pytest.mark.extended),
-        pytest.param("spawn", "code", "exit code 3 of the command python; every rank left its result", None,
-                     marks=pytest.mark.extended),
+        pytest.param(
+            "spawn",
+            "code",
+            "exit code 3 of the command python; every rank left its result",
+            None,
+            marks=pytest.mark.extended,
+        ),
     ],
-)  # fmt: skip
+)
 def test_rank_of_a_command_that_fails_is_named(distributed_world, start, fault, said, rank):
     with pytest.raises(LaunchError) as caught:
         distributed_world.run_command(["python", SCRIPT, start, fault])

@@ -49,9 +49,15 @@ def run(request, servers, tmp_path, monkeypatch):
         for variable, value in (Planted(fault, size, mark).environ() if fault else {}).items():
             monkeypatch.setenv(variable, value)
         plan = make_plan(
-            tmp_path / f"{name} {timeout_s:g}", name="train.py", config={}, script=str(tmp_path / "train.py"),
-            args=(request.param,), cwd=tmp_path, launcher=LauncherKind.FORKSERVER, timeout_s=timeout_s,
-        )  # fmt: skip
+            tmp_path / f"{name} {timeout_s:g}",
+            name="train.py",
+            config={},
+            script=str(tmp_path / "train.py"),
+            args=(request.param,),
+            cwd=tmp_path,
+            launcher=LauncherKind.FORKSERVER,
+            timeout_s=timeout_s,
+        )
         outcome = servers.launch(plan)
         failure = launch_failure(plan, outcome)
         return failure or collect_result(plan, outcome), mark.exists()

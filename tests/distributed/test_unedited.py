@@ -143,7 +143,7 @@ _FAULTS = [
 ]
 
 
-def test_faults_name_the_buffers_the_growth_of_memory_the_rank_in_the_first_step_and_the_new_parameter(tmp_path):
+def test_faults_name_buffers_growing_memory_the_rank_and_the_new_parameter(tmp_path):
     (tmp_path / "test_train.py").write_text(_LOCATED)
     (tmp_path / "train.py").write_text(_NORMED)
     recorded = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--update-baselines")

@@ -29,7 +29,7 @@ for step in range(60):
 
 
 @pytest.mark.parametrize("way", ["ahead", "item"])
-def test_script_without_an_edit_is_profiled_with_a_head_start_where_its_steps_allow_one(workload, tmp_path, way):
+def test_unedited_script_is_profiled_with_a_head_start_where_possible(workload, tmp_path, way):
     (script := tmp_path / "train.py").write_text(SCRIPT)
     result = workload.run_script(str(script), [way])
     [rank] = result.ranks

@@ -319,9 +319,7 @@ def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
         assert held.read().splitlines() == [f'launch "{plan.run_dir}"', f'ended "{plan.run_dir}"']
 
 
-def test_server_is_replaced_when_it_is_killed_or_its_environment_changes_and_is_gone_when_it_is_closed(
-    own_servers, script_plan
-):
+def test_server_is_replaced_when_killed_or_its_environment_changes(own_servers, script_plan):
     environ = dict(os.environ)
     servers = own_servers(environ)
     run(servers, script_plan(LauncherKind.FORKSERVER, ""))

@@ -252,7 +252,7 @@ LOST = {
 
 
 @pytest.mark.parametrize(("plant", "line"), LOST.values(), ids=LOST)
-def test_what_the_code_lost_since_the_reference_version_fails_a_comparison_by_the_test_too(versioned_gpu, plant, line):
+def test_what_the_code_lost_since_the_reference_fails_a_comparison_by_the_test(versioned_gpu, plant, line):
     versioned_gpu.one_test("a = workload.run('toy'); workload.compare(a, distributed_world.again(a, reference=True))")
     versioned_gpu.plant(**plant)
     versioned_gpu.run("--aorta-ab=HEAD", shows=f"E  *Missing: weight_hash, A/B with HEAD, {line}", failed=1)

@@ -59,9 +59,7 @@ FAILED_LAUNCHES = {
 
 
 @pytest.mark.parametrize(("plant", "body", "marks", "lines"), FAILED_LAUNCHES.values(), ids=FAILED_LAUNCHES)
-def test_failed_launch_fails_its_test_with_the_evidence_and_only_the_tests_own_frames(
-    project, plant, body, marks, lines
-):
+def test_failed_launch_fails_its_test_with_the_evidence(project, plant, body, marks, lines):
     project.plant(**plant)
     project.one_test(body, marks)
     text = project.run("--aorta-results=kept", shows=[f"E  *{line}" for line in lines], failed=1).stdout.str()

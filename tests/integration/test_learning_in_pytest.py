@@ -141,9 +141,7 @@ TOO_NOISY = {
 
 
 @pytest.mark.parametrize(("plant", "line", "is_offered"), TOO_NOISY.values(), ids=TOO_NOISY)
-def test_marked_metric_that_launches_can_not_hold_fails_the_recording_with_the_marker_that_holds(
-    gpu, plant, line, is_offered
-):
+def test_marked_metric_that_launches_can_not_hold_fails_the_recording(gpu, plant, line, is_offered):
     gpu.plant(**plant)
     shows = [
         "E *BaselineError: test_toy.py::test_one::toy: not recorded, *",
@@ -166,7 +164,7 @@ def test_marked_metric_that_launches_can_not_hold_fails_the_recording_with_the_m
     gpu.run(passed=1)
 
 
-def test_marker_that_names_what_the_stored_baseline_left_out_fails_the_recording_that_would_add_to_it(gpu):
+def test_marker_that_names_what_the_baseline_left_out_fails_the_recording(gpu):
     marked = (gpu.path / "test_toy.py").read_text()
     gpu.write("test_toy.py", marked.replace('pytestmark = pytest.mark.tolerance(step_time_p50="5%")', ""))
     gpu.plant(slowdown=NOISY)
@@ -178,7 +176,7 @@ def test_marker_that_names_what_the_stored_baseline_left_out_fails_the_recording
     gpu.run(passed=1)
 
 
-def test_metric_that_is_too_noisy_is_left_out_by_name_and_the_exact_ones_are_recorded(versioned_gpu):
+def test_metric_that_is_too_noisy_is_left_out_by_name(versioned_gpu):
     project = versioned_gpu
     marked = (project.path / "test_toy.py").read_text()
     project.write("test_toy.py", marked.replace('pytestmark = pytest.mark.tolerance(step_time_p50="5%")', ""))

@@ -68,7 +68,7 @@ def test_run_that_passes_has_three_lines_and_the_provenance(learned):
     assert text.count("<details>") == 1
 
 
-def test_file_of_an_earlier_run_is_removed_at_the_start_and_replaced_even_without_a_launch(project):
+def test_file_of_an_earlier_run_is_removed_and_replaced_even_without_a_launch(project):
     file, data = project.write("aorta.md", "## all passed\n"), project.write("aorta.findings.json", "{}")
     # A process that is killed in a test leaves no file, from which a job could comment the verdict of an earlier run.
     exist = f"map(os.path.exists, ({str(file)!r}, {str(data)!r}))"

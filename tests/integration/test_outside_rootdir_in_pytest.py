@@ -45,7 +45,7 @@ def test_baseline_is_found_however_the_test_is_named_on_the_command_line(outside
     result.stdout.no_fnmatch_line("*delete the file*")
 
 
-def test_commands_of_a_failure_name_the_test_as_seen_from_the_folder_that_pytest_was_started_in(outside, monkeypatch):
+def test_commands_of_a_failure_name_the_test_as_seen_from_the_starting_folder(outside, monkeypatch):
     outside.write("suite/test_a.py", ONE)
     monkeypatch.chdir(outside.path / "suite")
     result = run(outside, "test_a.py", "--aorta-markdown=found.md")

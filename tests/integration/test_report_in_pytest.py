@@ -104,7 +104,7 @@ def test_report_without_its_packages_is_a_usage_error_before_any_test(project, m
     project.refused(shows="ERROR: a report needs no_such_package; pip install 'pytest-aorta[[]report[]]'")
 
 
-def test_workers_of_xdist_leave_one_report_and_one_file_of_the_history_with_the_tests_of_all(project, monkeypatch):
+def test_workers_of_xdist_leave_one_report_and_one_file_of_the_history(project, monkeypatch):
     pytest.importorskip("xdist")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
     project.write("test_a.py", "def test_a(workload): workload.check(workload.run('toy'), label='a')\n")

@@ -138,7 +138,7 @@ def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded,
     result.stdout.fnmatch_lines(["E  *Missing: weight_hash, the launch has no weight_hash"])
 
 
-def test_test_of_numbers_is_no_pass_with_another_torch_and_another_test_names_what_was_not_compared(recorded):
+def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
     recorded.plant(torch="2.12.0")
     fact = "other environment: torch '2.11.0' -> '2.12.0'"
     shows = [
@@ -267,7 +267,7 @@ def pytest_runtest_protocol(item):
     recorded.run("-k", "test_speed", shows="aorta: 2 tests OK, 4 metrics unchanged, *", passed=2)
 
 
-def test_labelled_checks_have_baselines_of_their_own_and_return_verdicts_recorded_or_compared(project):
+def test_labelled_checks_have_baselines_of_their_own(project):
     checked = "assert workload.check(result, label=label)['step_time_p50'].outcome == 'pass'"
     project.one_test(f"result = workload.run('toy')\n    for label in 'ab': {checked}")
     for options in (["--update-baselines"], []):
@@ -450,19 +450,33 @@ PLACES = {"host_copies": {"aten::_local_scalar_dense": {"train.py:43": 1}}}
 @pytest.mark.parametrize(
     ("option", "locating", "lines"),
     [
-        ("-q", {},
-         ["E  *cause     + aten::_local_scalar_dense x 1",
-          "E  *locate    --aorta-locate launches once more to name *"]),
-        ("--aorta-locate", {"costs": COPIES | {"places": PLACES}},
-         ["E  *cause     + aten::_local_scalar_dense x 1 (train.py:43)", "aorta: *, 2 launches*"]),
-        ("--aorta-locate", {"raises": 1},
-         ["E  *cause     + aten::_local_scalar_dense x 1", "E  *not located, because a launch failed: *boom*"]),
+        (
+            "-q",
+            {},
+            [
+                "E  *cause     + aten::_local_scalar_dense x 1",
+                "E  *locate    --aorta-locate launches once more to name *",
+            ],
+        ),
+        (
+            "--aorta-locate",
+            {"costs": COPIES | {"places": PLACES}},
+            ["E  *cause     + aten::_local_scalar_dense x 1 (train.py:43)", "aorta: *, 2 launches*"],
+        ),
+        (
+            "--aorta-locate",
+            {"raises": 1},
+            ["E  *cause     + aten::_local_scalar_dense x 1", "E  *not located, because a launch failed: *boom*"],
+        ),
         # What differs between launches of the same code is not explained by one of them.
-        ("--aorta-locate", {"costs": COSTS | {"host_copies": {"aten::_local_scalar_dense": 2}, "places": PLACES}},
-         ["E  *cause     + aten::_local_scalar_dense x 1", "aorta: *, 2 launches*"]),
+        (
+            "--aorta-locate",
+            {"costs": COSTS | {"host_copies": {"aten::_local_scalar_dense": 2}, "places": PLACES}},
+            ["E  *cause     + aten::_local_scalar_dense x 1", "aorta: *, 2 launches*"],
+        ),
     ],
     ids=["advice", "located", "failed launch", "other costs"],
-)  # fmt: skip
+)
 def test_locating_launches_once_more_and_names_the_line_of_a_changed_cost(project, option, locating, lines):
     project.one_test("workload.check(workload.run('toy'))")
     project.plant(costs=COSTS)

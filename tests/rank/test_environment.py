@@ -33,7 +33,7 @@ def pinned(monkeypatch):
     return monkeypatch
 
 
-def test_pinned_kernels_are_recorded_and_the_vendor_unless_the_workload_computes_the_same_on_every_cpu(pinned):
+def test_pinned_kernels_are_recorded_and_the_vendor_unless_every_cpu_computes_alike(pinned):
     assert environment_facts(CPU)["cpu_kernels"] == PINNED
     assert environment_facts(CPU)["cpu_vendor"]
     assert "cpu_vendor" not in environment_facts(CPU, any_cpu=True)

@@ -67,7 +67,7 @@ IN_LINE = "g0 0 g1 1 g2 2 g2 2 r2 g1 1 r1 g0 0 r0"
 
 @pytest.mark.parametrize(("comm_stream", "order"), [(True, BESIDE), (False, IN_LINE)])
 @pytest.mark.parametrize(("h2d_prefetch", "copied"), [(True, [0, 1]), (False, [0])])
-def test_transfers_are_a_turn_ahead_and_no_buffer_is_written_before_its_reduction_has_ended(
+def test_transfers_are_a_turn_ahead_and_buffers_wait_for_their_reduction(
     events_of_a_step, comm_stream, order, h2d_prefetch, copied
 ):
     assert events_of_a_step(comm_stream=comm_stream, h2d_prefetch=h2d_prefetch) == (order, copied)

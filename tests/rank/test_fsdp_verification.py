@@ -29,9 +29,13 @@ SIZES = {"layers": LAYERS, "fsdp_shard_size": SHARD_SIZE, "h2d_tensor_size": INP
 SETTINGS = Settings.read(default_config("fsdp", warmup=WARMUP, verify=CHECKED, **SIZES), 0, WORLD_SIZE)
 bounded = settings(max_examples=20, deadline=None, database=None)
 faults = st.builds(
-    FaultSpec, iteration=st.integers(0, CHECKED - 1), layer=st.integers(0, LAYERS - 1), phase=st.sampled_from(PHASES),
-    rank=st.integers(0, WORLD_SIZE - 1), source_rank=st.integers(0, WORLD_SIZE - 1),
-)  # fmt: skip
+    FaultSpec,
+    iteration=st.integers(0, CHECKED - 1),
+    layer=st.integers(0, LAYERS - 1),
+    phase=st.sampled_from(PHASES),
+    rank=st.integers(0, WORLD_SIZE - 1),
+    source_rank=st.integers(0, WORLD_SIZE - 1),
+)
 
 
 class OneRank:
@@ -182,14 +186,21 @@ def changed(world, change, layer=0):
     return chunks
 
 
-@pytest.mark.parametrize(("layer", "received", "cause"), [
-    (0, lambda world: changed(world, lambda row, _: torch.cat([row[:2].flip(0), row[2:]])), "permuted: the right"),
-    (0, lambda world: changed(world, lambda row, _: torch.cat([row[:2] + torch.tensor([1, -1]), row[2:]])),
-     "the sum is right, so the values may be at wrong positions"),
-    (0, lambda world: changed(world, lambda row, all_rows: all_rows[2] + 5 * torch.eye(SHARD_SIZE)[7]), "unknown"),
-    (2, lambda world: world.full(WARMUP, 0).view(WORLD_SIZE, -1), "the data of layer 0"),
-    (0, lambda world: world.full(WARMUP + 1, 0).view(WORLD_SIZE, -1), "too new: overwritten with the data of the"),
-], ids=["exchanged", "right sum", "contradicting sum", "another layer", "next iteration"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layer", "received", "cause"),
+    [
+        (0, lambda world: changed(world, lambda row, _: torch.cat([row[:2].flip(0), row[2:]])), "permuted: the right"),
+        (
+            0,
+            lambda world: changed(world, lambda row, _: torch.cat([row[:2] + torch.tensor([1, -1]), row[2:]])),
+            "the sum is right, so the values may be at wrong positions",
+        ),
+        (0, lambda world: changed(world, lambda row, all_rows: all_rows[2] + 5 * torch.eye(SHARD_SIZE)[7]), "unknown"),
+        (2, lambda world: world.full(WARMUP, 0).view(WORLD_SIZE, -1), "the data of layer 0"),
+        (0, lambda world: world.full(WARMUP + 1, 0).view(WORLD_SIZE, -1), "too new: overwritten with the data of the"),
+    ],
+    ids=["exchanged", "right sum", "contradicting sum", "another layer", "next iteration"],
+)
 def test_the_cause_follows_from_all_values_that_were_recorded(layer, received, cause):
     world = OneRank(0, FaultSpec(), torch.float32)
     world.verification.check_gathered(WARMUP, layer, "forward", received(world))

@@ -130,7 +130,7 @@ def test_replicas_of_a_shard_that_differ_are_an_error():
         sums_of_ranks((2, 2), make)
 
 
-def test_another_number_of_elements_than_the_placements_give_is_an_error_on_every_rank():
+def test_number_of_elements_against_the_placements_is_an_error_on_every_rank():
     def make(mesh):
         shard = torch.zeros(2 if mesh.get_rank() == 1 else 4)
         return DTensor.from_local(shard, mesh, [Shard(0)], shape=(8,), stride=(1,))

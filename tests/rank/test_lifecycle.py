@@ -48,15 +48,27 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize(("text", "by", "error", "message"), [
-    ("(Workload)", "", TypeError, "Forgetful has to be a subclass of pytest_aorta.worker.Workload"),
-    ("RETURNED", "None", TypeError, r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"),
-    ("RETURNED", RESULT.format("torch.ones(1)"), TypeError,
-     r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got "),
-    ("RETURNED", RESULT.format("None"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got null"),
-    ("RETURNED", RESULT.format("[math.nan]"), ValueError,
-     r"a number that is not finite: step_times_ms\.0 = nan$"),
-], ids=["another class", "nothing", "a tensor", "no times", "NaN"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "by", "error", "message"),
+    [
+        ("(Workload)", "", TypeError, "Forgetful has to be a subclass of pytest_aorta.worker.Workload"),
+        ("RETURNED", "None", TypeError, r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"),
+        (
+            "RETURNED",
+            RESULT.format("torch.ones(1)"),
+            TypeError,
+            r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got ",
+        ),
+        (
+            "RETURNED",
+            RESULT.format("None"),
+            TypeError,
+            r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got null",
+        ),
+        ("RETURNED", RESULT.format("[math.nan]"), ValueError, r"a number that is not finite: step_times_ms\.0 = nan$"),
+    ],
+    ids=["another class", "nothing", "a tensor", "no times", "NaN"],
+)
 def test_wrong_class_or_result_names_the_class_or_the_field(folder, tmp_path, monkeypatch, text, by, error, message):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
     own = tmp_path / "forgetful"

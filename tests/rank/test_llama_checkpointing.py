@@ -29,7 +29,7 @@ def test_exchanges_and_copies_to_the_host_are_kept(policy_of, op, options, polic
 
 
 @pytest.mark.parametrize("op", [aten.mm.default, aten._scaled_mm.default, torch.ops.aorta.grouped_mm.default], ids=str)
-def test_every_matrix_product_is_kept_by_elementwise_and_every_second_one_by_selective(op):
+def test_elementwise_keeps_every_matrix_product_and_selective_every_second(op):
     assert [keep_every_matmul(FORWARD, op) for _ in range(2)] == [KEPT, KEPT]
     selective = EverySecondMatmul()
     assert [selective(FORWARD, op) for _ in range(3)] == [KEPT, RECOMPUTED, KEPT]

@@ -62,12 +62,14 @@ def test_other_combinations_are_allowed(workload, keys):
     check(workload, **keys)
 
 
-# fmt: off
 REFUSED = [
     (FSDP2, {"memory_budget_bytes": 1}, "memory_budget_bytes is 1 and activation_checkpointing is 'none'"),
     (FSDP2, INTERLEAVED | {"activation_checkpointing": "auto"}, "and activation_checkpointing is 'auto'"),
-    (FSDP2, EXPERTS | {"n_layers": 2, "n_dense_layers": 1, "activation_checkpointing": "auto"},
-     "n_dense_layers is 1 and activation_checkpointing is 'auto'"),
+    (
+        FSDP2,
+        EXPERTS | {"n_layers": 2, "n_dense_layers": 1, "activation_checkpointing": "auto"},
+        "n_dense_layers is 1 and activation_checkpointing is 'auto'",
+    ),
     (FSDP2, {"n_kv_heads": 3}, "n_heads is 4 and n_kv_heads is 3"),
     (FSDP2, {"dim": 60}, "dim is 60 and n_heads is 4"),
     (FSDP2, {"qk_rope_head_dim": 2}, "kv_lora_rank is 0 and q_lora_rank is 0 and qk_rope_head_dim is 2"),
@@ -81,14 +83,20 @@ REFUSED = [
     (FSDP2, {"tensor_parallel_degree": 2, "ffn_hidden": 191}, "tensor_parallel_degree is 2 and ffn_hidden is 191"),
     (FSDP2, {"tensor_parallel_degree": 2, "vocab_size": 257}, "tensor_parallel_degree is 2 and vocab_size is 257"),
     (FSDP2, EXPERTS | {"tensor_parallel_degree": 2, "moe_inter_dim": 31}, "degree is 2 and moe_inter_dim is 31"),
-    (FSDP2, {"tensor_parallel_degree": 4, "n_kv_heads": 4, "context_parallel_degree": 2, "seq_len": 12},
-     "context_parallel_degree is 2 and seq_len is 12"),
+    (
+        FSDP2,
+        {"tensor_parallel_degree": 4, "n_kv_heads": 4, "context_parallel_degree": 2, "seq_len": 12},
+        "context_parallel_degree is 2 and seq_len is 12",
+    ),
     (FSDP2, {"async_tensor_parallel": True}, "async_tensor_parallel is true and tensor_parallel_degree is 1"),
     (FSDP2, ASYNC | {"compile_blocks": True}, "async_tensor_parallel is true and device is 'cpu'"),
     (FSDP2, ASYNC | ON_GPU, "async_tensor_parallel is true and compile_blocks is false"),
     (SIMPLE, ASYNC | ON_GPU, "async_tensor_parallel is true and backend is 'aot_eager'"),
-    (FSDP2, ASYNC | ON_GPU | {"compile_blocks": True, "all_gather": "symmetric"},
-     "async_tensor_parallel is true and all_gather is 'symmetric'"),
+    (
+        FSDP2,
+        ASYNC | ON_GPU | {"compile_blocks": True, "all_gather": "symmetric"},
+        "async_tensor_parallel is true and all_gather is 'symmetric'",
+    ),
     (FSDP2, EXPERTS | {"all_gather": "symmetric", "expert_parallel_degree": 2}, "degree is 2 and all_gather is"),
     (FSDP2, {"all_gather": "copy_engine"}, "all_gather is 'copy_engine' and device is 'cpu'"),
     (FSDP2, ZERO_BUBBLE | {"pipeline_parallel_degree": 1}, "'ZBVZeroBubble' and pipeline_parallel_degree is 1"),
@@ -138,8 +146,10 @@ REFUSED = [
     (SIMPLE, {"bucketing": "none", "blocks_per_bucket": 2}, "blocks_per_bucket is 2 and bucketing is 'none'"),
     (SIMPLE, {"context_parallel_degree": 2, "bucketing": "none", "overlap_reorder": True}, "2 and bucketing is 'none'"),
     (SIMPLE, {"context_parallel_degree": 2, "bucketing": "auto"}, "degree is 2 and bucketing is 'auto'"),
-    *[(SIMPLE, {"overlap_reorder_modules": ["norm"]} | given, r'overlap_reorder_modules is \["norm"\] and')
-      for given in ({"overlap_reorder": False}, {"bucketing": "none"}, {"bucketing": "auto"})],
+    *[
+        (SIMPLE, {"overlap_reorder_modules": ["norm"]} | given, r'overlap_reorder_modules is \["norm"\] and')
+        for given in ({"overlap_reorder": False}, {"bucketing": "none"}, {"bucketing": "auto"})
+    ],
     (SIMPLE, EAGER | STEP, "trace is 'step' and backend is 'eager'"),
     (SIMPLE, {"cuda_graphs": True}, "cuda_graphs is true and trace is 'model'"),
     (SIMPLE, CAPTURED | {"backend": "inductor"}, "trace is 'step' and backend is 'inductor'"),
@@ -154,7 +164,6 @@ REFUSED = [
     (SIMPLE, CAPTURED | ON_GPU | EXPERTS, "cuda_graphs is true and num_experts is 4"),
     (SIMPLE, CAPTURED | ON_GPU | {"fault": {"kind": "operator_input", "operator": "x"}}, "true and fault is .*input"),
 ]
-# fmt: on
 
 
 @pytest.mark.parametrize(("workload", "keys", "message"), REFUSED)

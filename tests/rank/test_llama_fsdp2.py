@@ -173,12 +173,16 @@ def test_experts_are_gathered_with_their_block_and_ahead_in_backward(
     assert gathers_between_exchanges(workload) == [*forward, *backward]
 
 
-@pytest.mark.parametrize(("degrees", "all_reduces"), [
-    ({}, 1),
-    ({"data_parallel_replicate_degree": 2}, 1),
-    ({"num_experts": 4, "expert_parallel_degree": 2}, 2),
-    ({"num_experts": 4, "expert_parallel_degree": 2, "tensor_parallel_degree": 2}, 2),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("degrees", "all_reduces"),
+    [
+        ({}, 1),
+        ({"data_parallel_replicate_degree": 2}, 1),
+        ({"num_experts": 4, "expert_parallel_degree": 2}, 2),
+        ({"num_experts": 4, "expert_parallel_degree": 2, "tensor_parallel_degree": 2}, 2),
+    ],
+    ids=str,
+)
 def test_the_norm_of_each_mesh_is_reduced_at_once(make_workload, caplog, degrees, all_reduces):
     workload = make_workload(world_size=8, **degrees)
     for parameter in workload._model.parameters():

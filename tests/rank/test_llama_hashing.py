@@ -110,9 +110,13 @@ def test_boundaries_are_in_order_of_use_with_inputs_before_what_is_inside():
     hashes, _ = train(make_model(), hash_tensors=["forward", "backward"], hash_tensors_step=1)
     forward = hashes.boundary_hashes["forward"].names
     assert forward[:6] == [
-        ":input", "tok_embeddings:input", "tok_embeddings:output", "layers.0:input", "layers.0.attention_norm:input",
+        ":input",
+        "tok_embeddings:input",
+        "tok_embeddings:output",
+        "layers.0:input",
+        "layers.0.attention_norm:input",
         "layers.0.attention_norm:output",
-    ]  # fmt: skip
+    ]
     assert forward.index("layers.1.attention:input") < forward.index("layers.1.attention.wq:input")
     assert forward[-1] == ":output"
     backward = hashes.boundary_hashes["backward"].names

@@ -24,9 +24,15 @@ from tests.rank.settings import default_config, make_settings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SMALL = {
-    "dim": 128, "n_layers": 4, "n_kv_heads": 4, "ffn_hidden": 384, "seq_len": 256, "steps": 1, "warmup": 1,
+    "dim": 128,
+    "n_layers": 4,
+    "n_kv_heads": 4,
+    "ffn_hidden": 384,
+    "seq_len": 256,
+    "steps": 1,
+    "warmup": 1,
     "profile_steps": 0,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -44,10 +50,14 @@ def world():
 def test_a_kind_is_on_all_blocks_before_the_next_is_on_any():
     names = list(map(describe, choices(2)))
     assert names == [
-        "none on all 2 blocks", "elementwise on 1 of 2 blocks, none on 1", "elementwise on all 2 blocks",
-        "selective on 1 of 2 blocks, elementwise on 1", "selective on all 2 blocks",
-        "full on 1 of 2 blocks, selective on 1", "full on all 2 blocks",
-    ]  # fmt: skip
+        "none on all 2 blocks",
+        "elementwise on 1 of 2 blocks, none on 1",
+        "elementwise on all 2 blocks",
+        "selective on 1 of 2 blocks, elementwise on 1",
+        "selective on all 2 blocks",
+        "full on 1 of 2 blocks, selective on 1",
+        "full on all 2 blocks",
+    ]
 
 
 @given(st.integers(1, 40))
@@ -61,21 +71,30 @@ def test_each_choice_recomputes_more_on_one_block_than_the_choice_before(num_blo
 
 def make_step(**changes):
     facts = {
-        "embedding": Unit(10, 20, 40), "block": Unit(5, 10, 20), "head": Unit(10, 20, 40), "blocks": range(4),
+        "embedding": Unit(10, 20, 40),
+        "block": Unit(5, 10, 20),
+        "head": Unit(10, 20, 40),
+        "blocks": range(4),
         "inputs": 1,
         "by_kind": {kind: Activations(kept, 10) for kind, kept in zip(LADDER, (1000, 500, 300, 1), strict=True)},
-        "loss": Activations(50, 50), "in_flight": 20, "always": 3,
-    }  # fmt: skip
+        "loss": Activations(50, 50),
+        "in_flight": 20,
+        "always": 3,
+    }
     return StepMemory(**facts | changes)
 
 
-@pytest.mark.parametrize(("changes", "kind", "more"), [
-    ({"keeps_gradients": True}, "none", 40),
-    ({"num_in_flight": 3}, "none", 2 * 4001),
-    ({"kept_by": frozenset(["none"])}, "none", 4 * 10),
-    ({"kept_by": frozenset(["none"])}, "full", 0),
-    ({"embedding": Unit(10, 2000, 4000)}, "full", 2 * 6000 - (20 + 40 + 100 + 4) + 30),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "kind", "more"),
+    [
+        ({"keeps_gradients": True}, "none", 40),
+        ({"num_in_flight": 3}, "none", 2 * 4001),
+        ({"kept_by": frozenset(["none"])}, "none", 4 * 10),
+        ({"kept_by": frozenset(["none"])}, "full", 0),
+        ({"embedding": Unit(10, 2000, 4000)}, "full", 2 * 6000 - (20 + 40 + 100 + 4) + 30),
+    ],
+    ids=str,
+)
 def test_the_peak_counts_each_part_of_a_step(changes, kind, more):
     # Shards and two moments, batches, inputs; activations; gathered blocks, the gathered head twice; the loss.
     kept = make_step().by_kind[kind].kept

@@ -11,9 +11,15 @@ from aorta_workloads.models.config import ModelConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEBUG = {
-    "dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "ffn_hidden": 192, "vocab_size": 256,
-    "rope_theta": 500000.0, "norm_eps": 1e-5,
-}  # fmt: skip
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "ffn_hidden": 192,
+    "vocab_size": 256,
+    "rope_theta": 500000.0,
+    "norm_eps": 1e-5,
+}
 LLAMA_3 = {"n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0, "norm_eps": 1e-5}
 
 
@@ -118,7 +124,7 @@ def test_shared_key_and_value_heads_equal_repeated_ones():
 
 
 @pytest.mark.parametrize(("kind", "num_recomputed"), [("none", 0), ("elementwise", 0), ("selective", 3), ("full", 6)])
-def test_checkpointed_blocks_have_the_same_gradients_and_recompute_their_share_of_matrix_products(kind, num_recomputed):
+def test_checkpointed_blocks_have_the_same_gradients_and_recompute_their_share(kind, num_recomputed):
     kept, recomputed = make_model(), make_model()
     checkpoint_blocks(recomputed, (kind,) * len(recomputed.layers))
     logits(kept, tokens()).square().mean().backward()

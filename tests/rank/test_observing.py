@@ -85,7 +85,7 @@ class Normed(torch.nn.Sequential):
         self.register_buffer("rotary", torch.zeros(2), persistent=False)
 
 
-def test_persistent_buffers_are_hashed_beside_the_parameters_also_of_a_model_that_is_dropped(monkeypatch):
+def test_persistent_buffers_are_hashed_also_of_a_model_that_is_dropped(monkeypatch):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
 
     def hashes(momentum: float) -> Series:
@@ -206,7 +206,7 @@ def test_modules_that_the_script_has_frozen_name_the_parameters(recording):
     assert (series.name, series.weights.names) == ("SGD of Net", ["bias", "weight"])
 
 
-def test_optimizers_of_each_step_are_neither_searched_for_modules_nor_profiled_without_end(recording, monkeypatch):
+def test_optimizers_of_each_step_are_not_searched_and_profiled_without_end(recording, monkeypatch):
     searches: list[None] = []
     monkeypatch.setattr(finite, "modules", lambda: searches.append(None) or [])
     for _ in range(40):
@@ -344,16 +344,29 @@ def _at_9(step: int, model: Net, _optimizer: object) -> object:
     return step == 9 and model.bias.grad.fill_(math.nan)
 
 
-@pytest.mark.parametrize(("planted", "found", "every"), [
-    # A slow machine looks at the parameters more often.
-    (_at_9, "(loss of rank 1 is nan first in step 10 of 12|parameter bias of rank 1 .* after step 9); ", False),
-    (_at_9, "parameter bias of rank 1 is NaN or infinite first after step 9; ", True),
-    (lambda step, model, _: step == 12 and model.bias.grad.fill_(math.nan),
-     "parameter bias of rank 1 is NaN or infinite first after step 12; ", False),
-    (lambda step, model, _: torch.nn.utils.clip_grad_norm_([model.bias], 1.0) and step == 5 and (
-        model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0)),
-     "gradient norm of rank 1 is inf first in step 5 of 12; ", True),
-], ids=["loss", "every step", "last step", "norm"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("planted", "found", "every"),
+    [
+        # A slow machine looks at the parameters more often.
+        (_at_9, "(loss of rank 1 is nan first in step 10 of 12|parameter bias of rank 1 .* after step 9); ", False),
+        (_at_9, "parameter bias of rank 1 is NaN or infinite first after step 9; ", True),
+        (
+            lambda step, model, _: step == 12 and model.bias.grad.fill_(math.nan),
+            "parameter bias of rank 1 is NaN or infinite first after step 12; ",
+            False,
+        ),
+        (
+            lambda step, model, _: (
+                torch.nn.utils.clip_grad_norm_([model.bias], 1.0)
+                and step == 5
+                and (model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0))
+            ),
+            "gradient norm of rank 1 is inf first in step 5 of 12; ",
+            True,
+        ),
+    ],
+    ids=["loss", "every step", "last step", "norm"],
+)
 def test_value_that_is_not_finite_names_the_step(recording, planted, found, every):
     recording.observe(StepRecording(hash_every_step=every))
     _kept = train(12, planted)
@@ -372,10 +385,14 @@ def test_script_may_record_its_steps_itself_unless_both_were_asked_for(recording
     assert (recording.result().series, len(recording.result().step_times_ms)) == ([], 1)
 
 
-@pytest.mark.parametrize(("script", "cause"), [
-    (lambda: train(2), "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps"),
-    (lambda: torch.optim.SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
-], ids=["fewer than the warm-up", "no step"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        (lambda: train(2), "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps"),
+        (lambda: torch.optim.SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
+    ],
+    ids=["fewer than the warm-up", "no step"],
+)
 def test_cause_of_no_step_is_named(recording, script, cause):
     _kept = script()
     with pytest.raises(RuntimeError, match=f"^the script recorded no step: .*{cause}"):
@@ -477,12 +494,16 @@ def test_no_scope_is_entered_under_one_profiler_and_left_under_another(recording
     recording.result()
 
 
-@pytest.mark.parametrize(("wait", "costs", "overlap"), [
-    (1, "in its warm-up steps, and torch has one profiler per thread", ""),
-    (2, "in its warm-up steps, which ended the count of costs", ""),
-    (24, "", "the script runs torch.profiler itself, which ended the profile of its steps"),
-    (40, "", ""),
-], ids=["before the counted step", "in the counted step", "in a profiled step", "after them"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wait", "costs", "overlap"),
+    [
+        (1, "in its warm-up steps, and torch has one profiler per thread", ""),
+        (2, "in its warm-up steps, which ended the count of costs", ""),
+        (24, "", "the script runs torch.profiler itself, which ended the profile of its steps"),
+        (40, "", ""),
+    ],
+    ids=["before the counted step", "in the counted step", "in a profiled step", "after them"],
+)
 def test_profiler_of_the_script_ends_that_of_the_recorder(recording, wait, costs, overlap):
     recording.observe(StepRecording(warmup=2))
     schedule = torch.profiler.schedule(wait=wait, warmup=1, active=2, repeat=1)

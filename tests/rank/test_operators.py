@@ -118,7 +118,7 @@ def test_operator_whose_output_has_a_flipped_bit_is_found(captured, backend, ope
 
 
 @pytest.mark.extended
-def test_operator_of_a_backward_pass_that_inductor_compiled_is_named_with_its_own_line_of_the_generated_code(captured):
+def test_operator_of_a_compiled_backward_pass_is_named_with_its_generated_line(captured):
     backward = [call for call in captured(backend="inductor") if (call.name, call.phase) == ("aten.mm.out", "backward")]
     assert len(backward) == 7
     for call in backward:
@@ -137,7 +137,7 @@ def test_values_that_are_not_finite_are_flagged_in_what_reads_and_writes_them(va
     assert (clone.read, clone.wrote) == (kind, kind)
 
 
-def test_random_operators_and_attention_are_captured_and_memory_that_no_kernel_writes_is_not(captured):
+def test_random_operators_and_attention_are_captured(captured):
     query = torch.linspace(-1, 1, 48).reshape(1, 2, 3, 8)
     capture = OperatorCapture(nn.Linear(1, 1))
     capture.begin(1)
@@ -183,7 +183,7 @@ def drawn(draw, *, seed):
         (lambda *_: torch.rand(8), "on these inputs in this state of its random generator"),
     ],
 )
-def test_operator_that_draws_from_another_state_of_its_generator_is_not_said_to_compute_another_value(draw, expected):
+def test_operator_that_draws_from_another_random_state_computes_no_other_value(draw, expected):
     found = first_operator(0, drawn(draw, seed=1), drawn(draw, seed=2))
     assert found.evidence is Evidence.OTHER
     assert expected in found.explanation

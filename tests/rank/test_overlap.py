@@ -237,8 +237,9 @@ def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(
     capture, _ = captured([with_host(), *traces], timed_ms=0.1)
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, attempts)
     assert ([step.step_ms for step in capture.steps], [step.step_ms for step in capture.as_run]) == (
-        steps_ms, as_run_ms,
-    )  # fmt: skip
+        steps_ms,
+        as_run_ms,
+    )
     assert set(capture.metrics()) == {"overlap_ratio", "exposed_comm_ms", "device_idle_ms"}
 
 
@@ -321,12 +322,18 @@ def test_without_profiled_steps_one_step_runs_to_count_its_costs(group):
 CONVOLVED = torch.ones(2, 3, 8, 8), torch.ones(5, 3, 3, 3, requires_grad=True)
 
 
-@pytest.mark.parametrize(("step", "flops"), [
-    (lambda: torch.ones(2, 3) @ torch.ones(3, 4), {"aten::mm": 48}),
-    (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)), {"aten::addmm": 48}),
-    (lambda: torch.nn.functional.conv2d(*CONVOLVED, stride=2, padding=1).sum().backward(),
-     {"aten::convolution": 8640, "aten::convolution_backward": 8640}),
-], ids=["product", "with a bias", "convolution and the gradient of its weight"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step", "flops"),
+    [
+        (lambda: torch.ones(2, 3) @ torch.ones(3, 4), {"aten::mm": 48}),
+        (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)), {"aten::addmm": 48}),
+        (
+            lambda: torch.nn.functional.conv2d(*CONVOLVED, stride=2, padding=1).sum().backward(),
+            {"aten::convolution": 8640, "aten::convolution_backward": 8640},
+        ),
+    ],
+    ids=["product", "with a bias", "convolution and the gradient of its weight"],
+)
 def test_flops_are_those_of_torch_s_formulas(step, flops):
     with FlopCounterMode(display=False) as counter:
         step()

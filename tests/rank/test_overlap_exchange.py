@@ -18,9 +18,14 @@ from tests.unit.kineto_traces import boundary, kernel, trace
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 CALL = {
-    "Collective name": "_allgather_base", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2,
-    "In msg nelems": 1024, "Out msg nelems": 2048, "dtype": "BFloat16",
-}  # fmt: skip
+    "Collective name": "_allgather_base",
+    "Process Group Name": "0",
+    "Process Group Ranks": "[0, 1]",
+    "Group size": 2,
+    "In msg nelems": 1024,
+    "Out msg nelems": 2048,
+    "dtype": "BFloat16",
+}
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 GATHERS = [CollectiveCalls("all_gather", "0 [0, 1]", 2, 1 << 20, [5.0, 1.0])]
 # The ranks of a pipeline make unequal calls, and their texts differ in length.

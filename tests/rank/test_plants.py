@@ -10,7 +10,7 @@ from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.worker import plants
 
 
-def test_gradients_are_lost_in_the_second_step_of_optimizers_that_step_within_each_backward_pass(
+def test_gradients_are_lost_in_the_second_step_of_optimizers_within_backward(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RANK", "1")

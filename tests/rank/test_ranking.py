@@ -225,12 +225,23 @@ def test_gradients_are_divided_by_the_scale_before_they_are_clipped(monkeypatch)
         assert float(gradients.norm()) == pytest.approx(norm_after, rel=1e-5)
 
 
-@pytest.mark.parametrize(("block", "error", "message"), [
-    ({"backend": "eager", "mode": "max-autotune"}, ValueError, r"compile\.mode is 'max-autotune' .*inductor's alone"),
-    ({"backend": "eager", "options": {"epilogue_fusion": True}}, ValueError, r"compile\.options is .*inductor's alone"),
-    ({"mode": "default", "options": {"epilogue_fusion": True}}, RuntimeError, "mode or options"),
-    ({"options": {"epilog_fusion": True}}, RuntimeError, "epilog_fusion"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("block", "error", "message"),
+    [
+        (
+            {"backend": "eager", "mode": "max-autotune"},
+            ValueError,
+            r"compile\.mode is 'max-autotune' .*inductor's alone",
+        ),
+        (
+            {"backend": "eager", "options": {"epilogue_fusion": True}},
+            ValueError,
+            r"compile\.options is .*inductor's alone",
+        ),
+        ({"mode": "default", "options": {"epilogue_fusion": True}}, RuntimeError, "mode or options"),
+        ({"options": {"epilog_fusion": True}}, RuntimeError, "epilog_fusion"),
+    ],
+)
 def test_wrong_key_of_the_compile_block_is_named(block, error, message):
     with pytest.raises(error, match=message):
         CompileSettings(enabled=True, **block).apply([Doubles()])

@@ -22,9 +22,13 @@ with warnings.catch_warnings():
     from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
 
 SETTINGS = {
-    "copy_compute": CopyComputeSettings, "ddp_overlap": DdpOverlapSettings, "fsdp": FsdpSettings,
-    "llama_fsdp2": LlamaFsdp2Settings, "llama_simple_fsdp": LlamaSimpleFsdpSettings, "ranking": RankingSettings,
-}  # fmt: skip
+    "copy_compute": CopyComputeSettings,
+    "ddp_overlap": DdpOverlapSettings,
+    "fsdp": FsdpSettings,
+    "llama_fsdp2": LlamaFsdp2Settings,
+    "llama_simple_fsdp": LlamaSimpleFsdpSettings,
+    "ranking": RankingSettings,
+}
 each_workload = pytest.mark.parametrize(("workload", "settings_type"), SETTINGS.items(), ids=SETTINGS)
 # The launch, not the config, sets these two fields.
 OF_THE_LAUNCH = {"rank", "world_size"}

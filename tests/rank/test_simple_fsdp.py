@@ -143,13 +143,17 @@ def test_a_range_is_a_bucket_each_and_a_plus_joins():
 
 
 MISFITS = {
-    "unknown": (["tok_embeddings", "layers.[0-5]", "norm+output"],
-        r"no modules \['layers.2', .*'layers.5'\]; .*tok_embeddings"),
+    "unknown": (
+        ["tok_embeddings", "layers.[0-5]", "norm+output"],
+        r"no modules \['layers.2', .*'layers.5'\]; .*tok_embeddings",
+    ),
     "left out": (["tok_embeddings", "layers.[0-1]", "norm"], r"in no group are \['output.weight'\]"),
-    "twice": (["tok_embeddings", "layers", "norm+output", "layers.0.ffn_norm"],
-        r"more than one .*\['layers.0.ffn_norm.weight'"),
+    "twice": (
+        ["tok_embeddings", "layers", "norm+output", "layers.0.ffn_norm"],
+        r"more than one .*\['layers.0.ffn_norm.weight'",
+    ),
     "empty range": (["layers.[1-0]"], "empty range"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("groups", "message"), MISFITS.values(), ids=MISFITS)
@@ -235,7 +239,7 @@ REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 w
         (("layers.1",), ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"]),
     ],
 )
-def test_only_the_buckets_of_named_modules_are_reordered_and_graphs_are_written_after_each_pass(
+def test_only_buckets_of_named_modules_are_reordered_and_graphs_are_written(
     mesh, monkeypatch, tmp_path, modules, orders
 ):
     found = orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules, dump_graphs=str(tmp_path))
@@ -301,22 +305,35 @@ REPLICAS = {"dims": ParallelDims(2, 1, 1, 1)}
 # What differs from the plan -> the orders in forward and, if it is given, in backward.
 ORDERS = {
     "a step in one graph gathers ahead from forward to backward": (
-        {"trace": "step"}, "g0 g1 wg0 g2 wg1 g3 wg2 g4 wg3 g5 wg4 r0 g6 wg5 r1 wr0 wg6 r2 wr1 r3 wr2 wr3", ""),
+        {"trace": "step"},
+        "g0 g1 wg0 g2 wg1 g3 wg2 g4 wg3 g5 wg4 r0 g6 wg5 r1 wr0 wg6 r2 wr1 r3 wr2 wr3",
+        "",
+    ),
     "gradients of a bucket are summed over replicas together": (REPLICAS, "", "a0 a1 wa0 a2 wa1 a3 wa2 wa3"),
     "replicas, a named module": (REPLICAS | {"overlap_reorder_modules": ("layers.1",)}, "", SUMMED),
     "replicas, not reordered": (REPLICAS | {"overlap_reorder": False}, "", SUMMED),
     "only the buckets of a range of modules are reordered": (
         {"overlap_reorder_modules": ("layers.[0-1]",)},
-        "g0 g1 wg0 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3"),
+        "g0 g1 wg0 g2 wg1 wg2 g3 wg3",
+        "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3",
+    ),
     "a stage": (MANUAL | {"stage": 0}, "g0 g1 wg0 wg1", "g0 wg0 r0 r1 wr0 wr1"),
     "a stage reorders the named modules that it has": (
-        MANUAL | {"stage": 0, "overlap_reorder_modules": ("layers.1",)}, "g0 wg0 g1 wg1", "g0 wg0 r0 wr0 r1 wr1"),
+        MANUAL | {"stage": 0, "overlap_reorder_modules": ("layers.1",)},
+        "g0 wg0 g1 wg1",
+        "g0 wg0 r0 wr0 r1 wr1",
+    ),
     "nothing is reordered without overlap_reorder": (
-        {"overlap_reorder": False}, GATHERED, "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"),
+        {"overlap_reorder": False},
+        GATHERED,
+        "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3",
+    ),
     "the pass reorder is disabled": ({"disable_passes": ["reorder"]}, GATHERED),
     "the pass bucket is disabled": (
-        {"disable_passes": ["bucket"]}, " ".join(f"g{number} wg{number}" for number in range(21))),
-}  # fmt: skip
+        {"disable_passes": ["bucket"]},
+        " ".join(f"g{number} wg{number}" for number in range(21)),
+    ),
+}
 NIGHTLY = (
     "replicas, not reordered",
     "only the buckets of a range of modules are reordered",
@@ -336,7 +353,7 @@ def test_collectives_start_and_are_waited_for_in_the_order_of_the_settings(mesh,
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overlap_reorder(monkeypatch, is_asked):
+def test_collectives_of_ungathered_parameters_are_moved_only_by_overlap_reorder(monkeypatch, is_asked):
     """Tensor parallelism without shards and replicas leaves activations, and no bucket."""
     scheduled = []
     monkeypatch.setattr(reorder, "schedule_by_time", lambda _module, bucketing, _deps: scheduled.append(bucketing))
@@ -494,7 +511,7 @@ def sized(*shape):
     return torch.empty(shape, device="meta")
 
 
-def test_estimates_are_of_collectives_by_their_bytes_and_of_no_other_operator_without_a_formula():
+def test_estimates_are_of_collectives_by_bytes_and_of_operators_with_a_formula():
     gather = node(torch.ops._c10d_functional.all_gather_into_tensor.default, sized(3 * 10**8 // 4))
     assert estimate_ms(gather) == pytest.approx(1.01)
     assert estimate_ms(gather, 0) == pytest.approx(0.01)
@@ -553,12 +570,18 @@ HEADS, HEAD_SUMS = sized(2, 4, 64, 32), sized(2, 4, 64)
 LENGTHS, EVERY = (None, None, 64, 64), (2 * 4 * 64 * 64 * 32) * 2
 COUNTED |= {
     aten._flash_attention_forward.default: ((*[HEADS] * 3, *LENGTHS, 0.0, True, False), (HEADS, HEAD_SUMS), 2 * EVERY),
-    aten._flash_attention_backward.default: ((*[HEADS] * 5, HEAD_SUMS, *LENGTHS, 0.0, True, sized(), sized()),
-        (HEADS,) * 3, 5 * EVERY),
+    aten._flash_attention_backward.default: (
+        (*[HEADS] * 5, HEAD_SUMS, *LENGTHS, 0.0, True, sized(), sized()),
+        (HEADS,) * 3,
+        5 * EVERY,
+    ),
     aten._efficient_attention_forward.default: ((*[HEADS] * 3, None, *LENGTHS, 0.0, 1), (HEADS, HEAD_SUMS), 2 * EVERY),
     aten._efficient_attention_backward.default: (
-        (*[HEADS] * 4, None, HEADS, *LENGTHS, HEAD_SUMS, 0.0, sized(), sized(), 1, False), (HEADS,) * 3, 5 * EVERY),
-}  # fmt: skip
+        (*[HEADS] * 4, None, HEADS, *LENGTHS, HEAD_SUMS, 0.0, sized(), sized(), 1, False),
+        (HEADS,) * 3,
+        5 * EVERY,
+    ),
+}
 # Torch has counted these two since 2.13.
 COUNTED |= {
     target: (arguments, result, flops)

@@ -71,7 +71,7 @@ class Collectives(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("gathered", "reduced"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
 )
-def test_parameters_are_gathered_and_gradients_summed_over_shards_and_replicas_in_their_dtypes(gathered, reduced):
+def test_parameters_are_gathered_and_gradients_summed_in_their_dtypes(gathered, reduced):
     model = torch.nn.Linear(8, 8, bias=False)
     shard_parameters(model, ParallelMesh(ParallelDims(2, 2, 1, 1), "cpu"), MixedPrecisionPolicy(gathered, reduced))
 

@@ -127,11 +127,18 @@ def test_line_has_what_is_known_of_its_step(tmp_path):
     first, second = lines_of(path)
     assert first == {"step": 0, "step_time_ms": 10.0, "loss": 2.0, "grad_norm": 0.5, "lr": 0.1}
     assert second == {
-        "step": 1, "step_time_ms": 11.0, "loss": 1.5, "grad_norm": 0.4, "lr": 0.1,
-        "stream_ms": {"compute": 6.0, "copy": 0.0, "all_gather": 4.0}, "utilisation": 0.6,
-        "hidden_comm_ms": 2.0, "exposed_comm_ms": 2.0, "hidden_ms": {"all_gather": 2.0},
+        "step": 1,
+        "step_time_ms": 11.0,
+        "loss": 1.5,
+        "grad_norm": 0.4,
+        "lr": 0.1,
+        "stream_ms": {"compute": 6.0, "copy": 0.0, "all_gather": 4.0},
+        "utilisation": 0.6,
+        "hidden_comm_ms": 2.0,
+        "exposed_comm_ms": 2.0,
+        "hidden_ms": {"all_gather": 2.0},
         "segments": {"compute": [[0.0, 6.0]], "all_gather": [[4.0, 8.0]]},
-    }  # fmt: skip
+    }
 
 
 def test_profiled_steps_follow_the_measured_ones_where_a_workload_captures_none(tmp_path):
@@ -140,9 +147,14 @@ def test_profiled_steps_follow_the_measured_ones_where_a_workload_captures_none(
     measured, profiled = lines_of(Telemetry({"lr": [0.1]}).write(tmp_path, result))
     assert measured == {"step": 0, "step_time_ms": 11.0, "lr": 0.1}
     assert profiled == {
-        "step": 1, "step_time_ms": 10.0, "stream_ms": {"compute": 6.0, "copy": 0.0, "all_gather": 4.0},
-        "utilisation": 0.6, "hidden_comm_ms": 2.0, "exposed_comm_ms": 2.0, "hidden_ms": {"all_gather": 2.0},
-    }  # fmt: skip
+        "step": 1,
+        "step_time_ms": 10.0,
+        "stream_ms": {"compute": 6.0, "copy": 0.0, "all_gather": 4.0},
+        "utilisation": 0.6,
+        "hidden_comm_ms": 2.0,
+        "exposed_comm_ms": 2.0,
+        "hidden_ms": {"all_gather": 2.0},
+    }
     assert len(lines_of(Telemetry(captures={0: capture}).write(tmp_path, result))) == 1
 
 

@@ -122,7 +122,7 @@ def test_waits_are_summed_by_the_step_they_began_in(entries, waits_ms):
     assert waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == waits_ms
 
 
-def test_collectives_between_steps_are_part_of_none_and_without_steps_there_are_no_waits():
+def test_collectives_between_steps_are_part_of_none():
     """Reduce the loss for a log, or hash weights, after a step has ended."""
     entries = [at(50), at(110, 2.0), at(170, 99.0), at(199, None), at(310, 5.0)]
     assert waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]

@@ -22,9 +22,18 @@ from pytest_aorta.worker.weight_hash import (
 )
 
 DTYPES = [
-    torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8,
-    torch.int16, torch.int32, torch.int64, torch.bool,
-]  # fmt: skip
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+]
 # On a shared host, a slow example is not a failure.
 settings.register_profile("shared-host", deadline=None)
 settings.load_profile("shared-host")
@@ -291,9 +300,14 @@ def test_a_scalar_and_an_empty_tensor_have_hashes():
     assert len(digest(torch.zeros(0, 3))) == 32
 
 
-@pytest.mark.parametrize(("begin", "error", "message"), [
-    (0, RuntimeError, "w: the ranks hold 3 elements of 4"), (2, ValueError, r"w: run \[2, 5\) leaves \[0, 4\)"),
-], ids=["missing elements", "outside"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("begin", "error", "message"),
+    [
+        (0, RuntimeError, "w: the ranks hold 3 elements of 4"),
+        (2, ValueError, r"w: run \[2, 5\) leaves \[0, 4\)"),
+    ],
+    ids=["missing elements", "outside"],
+)
 def test_run_that_is_no_whole_tensor_is_an_error_that_says_what_it_holds(begin, error, message):
     with pytest.raises(error, match=message):
         hash_shards([LocalShard("w", (4,), torch.zeros(3), begin)])
@@ -310,16 +324,22 @@ REFUSED = {
     "two dtypes": (lambda: [TWO, ("w", TWO[1].int())], ValueError, "two dtypes or shapes"),
     "complex": (lambda: [("w", TWO[1].to(torch.complex128))], ValueError, r"w is torch\..* can be hashed"),
     "without data": (lambda: [("w", TWO[1].to("meta"))], ValueError, r"w is torch\..* can be hashed"),
-    "quantized": (lambda: [("w", torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8))], ValueError,
-        f"^w is quantized.*{DENSE}"),
+    "quantized": (
+        lambda: [("w", torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8))],
+        ValueError,
+        f"^w is quantized.*{DENSE}",
+    ),
     "sparse": (lambda: [("w", torch.eye(3).to_sparse())], ValueError, f"^w is torch.sparse_coo.*{DENSE}"),
     "rows": (lambda: [("w", torch.eye(3).to_sparse_csr())], ValueError, f"^w is torch.sparse_csr.*{DENSE}"),
     "mkldnn": (lambda: [("w", torch.eye(3).to_mkldnn())], ValueError, f"^w is torch._mkldnn.*{DENSE}"),
     "nested": (lambda: [("w", ragged())], ValueError, f"^w is nested.*{DENSE}"),
-    "not initialized": (lambda: torch.nn.LazyLinear(2, bias=False).named_parameters(), ValueError,
-        "^weight is not initialized; run the model once before"),
+    "not initialized": (
+        lambda: torch.nn.LazyLinear(2, bias=False).named_parameters(),
+        ValueError,
+        "^weight is not initialized; run the model once before",
+    ),
     "nothing": (list, ValueError, "no tensors"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)

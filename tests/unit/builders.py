@@ -126,11 +126,18 @@ def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[s
 
 def make_facts(**changes: Any) -> LaunchFacts:
     defaults = LaunchFacts(
-        provenance=Provenance("2026-01-02T03:04:05Z", "0123456789ab"), launcher="torchrun", num_steps=20,
+        provenance=Provenance("2026-01-02T03:04:05Z", "0123456789ab"),
+        launcher="torchrun",
+        num_steps=20,
         step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0},
-        step_time_sample_ms=[10.0] * 20, metrics={}, weight_hashes={"10": "0" * 16, "9": "1" * 16}, final_loss=None,
-        environment={"torch": "2.11.0", "device": "cuda", "device_name": H200}, rank_lag_ms=[0.0, 0.0], canary_ms={},
-    )  # fmt: skip
+        step_time_sample_ms=[10.0] * 20,
+        metrics={},
+        weight_hashes={"10": "0" * 16, "9": "1" * 16},
+        final_loss=None,
+        environment={"torch": "2.11.0", "device": "cuda", "device_name": H200},
+        rank_lag_ms=[0.0, 0.0],
+        canary_ms={},
+    )
     return changed(defaults, **changes)
 
 
@@ -221,17 +228,28 @@ def make_record(
 
 def make_baseline(**changes: Any) -> Baseline:
     defaults = Baseline(
-        case="tests/test_a.py::test_x::fsdp", test="tests/test_a.py::test_x", platform="nvidia-h200-x2-nccl",
-        workload="fsdp", config={"steps": 20, "dtype": "float32"}, launches=(StoredLaunch(make_facts()),),
-    )  # fmt: skip
+        case="tests/test_a.py::test_x::fsdp",
+        test="tests/test_a.py::test_x",
+        platform="nvidia-h200-x2-nccl",
+        workload="fsdp",
+        config={"steps": 20, "dtype": "float32"},
+        launches=(StoredLaunch(make_facts()),),
+    )
     return replace(defaults, **changes)
 
 
 def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
     defaults = LaunchPlan(
-        name="toy", spec=None, config={"steps": 3}, script="train.py", args=(), world=World(2, "cpu"), timeout_s=60.0,
-        run_dir=run_dir, cwd=run_dir,
-    )  # fmt: skip
+        name="toy",
+        spec=None,
+        config={"steps": 3},
+        script="train.py",
+        args=(),
+        world=World(2, "cpu"),
+        timeout_s=60.0,
+        run_dir=run_dir,
+        cwd=run_dir,
+    )
     return replace(defaults, **changes)
 
 
@@ -262,9 +280,13 @@ def make_rank(step_times_ms: list[float], **changes: Any) -> RankResult:
 def rank_values(**changes: Any) -> dict[str, Any]:
     """Return the values that one rank writes to ``result.json``."""
     defaults = make_rank(
-        [1.0, 2.0, 3.0], elapsed_sec=0.5, metrics={"tokens_per_s": 100.0}, weight_hashes={"3": "ab" * 8},
-        loss=[3.0, 2.0, 1.0], environment={"torch": "2.11.0", "device": "cpu"},
-    )  # fmt: skip
+        [1.0, 2.0, 3.0],
+        elapsed_sec=0.5,
+        metrics={"tokens_per_s": 100.0},
+        weight_hashes={"3": "ab" * 8},
+        loss=[3.0, 2.0, 1.0],
+        environment={"torch": "2.11.0", "device": "cpu"},
+    )
     names = OF_PROFILE | {"overlap_problem": "problem"}
     profile = {names[name]: changes.pop(name) for name in changes.keys() & names.keys()}
     return to_builtins(defaults) | changes | ({"profile": profile} if profile else {})
@@ -297,13 +319,23 @@ def make_provenance(**changes: Any) -> Provenance:
 BY_RANK = {"memory_bytes": "memory_bytes", "boundary_hashes": "boundary_hashes", "elapsed": "elapsed_sec"}
 BY_NAME = {"rank_metrics": "metrics", "canary_before": "canary_before", "canary_after": "canary_after"}
 OF_PROFILE = {
-    "overlap": "steps", "overlap_as_run": "as_run", "head_start": "head_start", "timeline": "timeline",
-    "kernels": "kernels", "collectives": "collectives",
-}  # fmt: skip
+    "overlap": "steps",
+    "overlap_as_run": "as_run",
+    "head_start": "head_start",
+    "timeline": "timeline",
+    "kernels": "kernels",
+    "collectives": "collectives",
+}
 ON_EVERY_RANK = {
-    "weight_hashes", "loss", "grad_norm", "tensor_hashes", "environment", "main_work_started",
-    "configured_iterations", "total_iterations",
-}  # fmt: skip
+    "weight_hashes",
+    "loss",
+    "grad_norm",
+    "tensor_hashes",
+    "environment",
+    "main_work_started",
+    "configured_iterations",
+    "total_iterations",
+}
 
 
 def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:
@@ -313,11 +345,20 @@ def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> Worklo
     own = {"passed", "failure_count", "failure_details", "elapsed_sec", "overlap_problem"}
     of_ranks = own | BY_RANK.keys() | BY_NAME.keys() | OF_PROFILE.keys() | ON_EVERY_RANK
     values = {
-        "schema_version": SCHEMA_VERSION, "workload": "toy", "config": {"steps": steps}, "world_size": len(ranks),
-        "device": DeviceKind.CPU, "backend": Backend.GLOO, "platform": f"cpu-x{len(ranks)}-gloo",
-        "launcher": LauncherKind.TORCHRUN, "launch_times_s": {"wall": 1.0}, "host": "host-a",
-        "provenance": make_provenance(), "collective_ms": [[] for _ in ranks], "ranks": ranks,
-    }  # fmt: skip
+        "schema_version": SCHEMA_VERSION,
+        "workload": "toy",
+        "config": {"steps": steps},
+        "world_size": len(ranks),
+        "device": DeviceKind.CPU,
+        "backend": Backend.GLOO,
+        "platform": f"cpu-x{len(ranks)}-gloo",
+        "launcher": LauncherKind.TORCHRUN,
+        "launch_times_s": {"wall": 1.0},
+        "host": "host-a",
+        "provenance": make_provenance(),
+        "collective_ms": [[] for _ in ranks],
+        "ranks": ranks,
+    }
     return WorkloadResult(**values | {name: value for name, value in changes.items() if name not in of_ranks})
 
 

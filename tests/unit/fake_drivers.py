@@ -3,9 +3,15 @@
 from typing import Any
 
 _REASONS = (
-    "GpuIdle", "ApplicationsClocksSetting", "SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown",
-    "HwThermalSlowdown", "HwPowerBrakeSlowdown",
-)  # fmt: skip
+    "GpuIdle",
+    "ApplicationsClocksSetting",
+    "SwPowerCap",
+    "HwSlowdown",
+    "SyncBoost",
+    "SwThermalSlowdown",
+    "HwThermalSlowdown",
+    "HwPowerBrakeSlowdown",
+)
 HOT_BITS = 1 << _REASONS.index("HwThermalSlowdown")
 
 

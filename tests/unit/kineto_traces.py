@@ -17,9 +17,15 @@ BASE_NS = 1_790_857_026_000_000_000
 
 def event(category: str, name: str, begin_us: float, duration_us: float, thread: Any = TRAINING, **args: Any) -> dict:
     return {
-        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread,
-        "ts": ORIGIN_US + begin_us, "dur": duration_us, "args": args,
-    }  # fmt: skip
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": ORIGIN_US + begin_us,
+        "dur": duration_us,
+        "args": args,
+    }
 
 
 def boundary(begin_us: float, correlation: int | None = None, kernel_us: float = 0.0) -> list[dict]:
@@ -47,17 +53,27 @@ def named(thread, name: str, process=1) -> dict:
 
 def flow(phase: str, begin_us: float, thread) -> dict:
     return {
-        "ph": phase, "id": 5, "cat": "ac2g", "name": "ac2g", "pid": 1, "tid": thread, "ts": ORIGIN_US + begin_us,
+        "ph": phase,
+        "id": 5,
+        "cat": "ac2g",
+        "name": "ac2g",
+        "pid": 1,
+        "tid": thread,
+        "ts": ORIGIN_US + begin_us,
         "bp": "e",
-    }  # fmt: skip
+    }
 
 
 def rank_trace(later_ns: int = 0) -> dict:
     document = trace(
-        named(TRAINING, "thread 100 (python3)"), named(7, "stream 7 ", process=0), boundary(0, 1, 50),
-        event("user_annotation", "gloo:all_gather", 10, 20, GLOO), kernel("gemm", 60, 10) | {"pid": 0},
-        flow("s", 2.0, TRAINING), flow("f", 60.0, 7) | {"pid": 0},
-    )  # fmt: skip
+        named(TRAINING, "thread 100 (python3)"),
+        named(7, "stream 7 ", process=0),
+        boundary(0, 1, 50),
+        event("user_annotation", "gloo:all_gather", 10, 20, GLOO),
+        kernel("gemm", 60, 10) | {"pid": 0},
+        flow("s", 2.0, TRAINING),
+        flow("f", 60.0, 7) | {"pid": 0},
+    )
     return document | {"baseTimeNanoseconds": BASE_NS + later_ns, "distributedInfo": {"rank": 0}}
 
 

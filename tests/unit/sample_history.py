@@ -33,19 +33,28 @@ def moment_of(number: int) -> str:
 
 
 def make_launch(
-    values: Mapping[str, float | str] | None = None, *, side: Side = Side.CANDIDATE, number: int = 0,
-    torch: str = "2.11.0", **changes: Any,
-) -> ComparedLaunch:  # fmt: skip
+    values: Mapping[str, float | str] | None = None,
+    *,
+    side: Side = Side.CANDIDATE,
+    number: int = 0,
+    torch: str = "2.11.0",
+    **changes: Any,
+) -> ComparedLaunch:
     """Return a launch of commit ``number`` that measured ``values``, and 10 ms where no step time is given."""
     found = dict(values or {"step_time_p50": 10.0})
     weights = found.pop("weight_hash", None)
     known = {
-        "measured_at": moment_of(number), "commit": commit_of(number), "branch": "main", "dirty": False,
-        "num_steps": 200, "environment": {"torch": torch, "device": "cuda", "device_name": "NVIDIA H200"},
+        "measured_at": moment_of(number),
+        "commit": commit_of(number),
+        "branch": "main",
+        "dirty": False,
+        "num_steps": 200,
+        "environment": {"torch": torch, "device": "cuda", "device_name": "NVIDIA H200"},
         "step_time_ms": {name: found.pop(f"step_time_{name}", 10.0) for name in STATISTICS},
-        "weight_hashes": {"10": weights} if weights else {}, "final_loss": found.pop("final_loss", None),
+        "weight_hashes": {"10": weights} if weights else {},
+        "final_loss": found.pop("final_loss", None),
         "metrics": found,
-    }  # fmt: skip
+    }
     return ComparedLaunch(side, make_facts(**known | changes))
 
 
@@ -61,9 +70,12 @@ def make_entry(number: int = 0, *values: float, **changes: object) -> HistoryEnt
     of_comparison = {name: changes.pop(name) for name in comparison.__struct_fields__ if name in changes}
     defaults = HistoryEntry(
         run=f"{time.strftime('%Y%m%dT%H%M%S.000000Z', time.gmtime(BEGAN_S + COMMIT_S * number))}-{number:08x}",
-        command="pytest -m overlap", test="tests/test_a.py::test_x", outcome="passed", revision=1,
+        command="pytest -m overlap",
+        test="tests/test_a.py::test_x",
+        outcome="passed",
+        revision=1,
         comparison=replace(comparison, **of_comparison),
-    )  # fmt: skip
+    )
     return defaults.replace(**changes)
 
 
@@ -112,10 +124,16 @@ def _entry(rng: random.Random, case: int, number: int, age: float, launches: int
 
 def _launch(rng: random.Random, number: int, age: float, step_ms: float) -> ComparedLaunch:
     values = {
-        "step_time_p50": step_ms, "step_time_p99": step_ms * rng.gauss(1.08, 0.008), "step_time_mean": step_ms * 1.012,
-        "step_time_tail5": step_ms * rng.gauss(1.1, 0.01), "overlap_ratio": min(1.0, rng.gauss(0.91, 0.01)),
-        "exposed_comm_ms": 0.09 * step_ms * rng.gauss(1, 0.05), "tokens_per_s": 8.2e6 / step_ms,
-        "peak_memory_bytes": 48.2 * 2**30 * (0.985 if age >= 0.55 else 1.0), "num_parameters": 8_030_261_248.0,
-        "weight_hash": ("0" if age < 0.5 else "1") * 32, "final_loss": rng.gauss(2.31, 0.001),
-    }  # fmt: skip
+        "step_time_p50": step_ms,
+        "step_time_p99": step_ms * rng.gauss(1.08, 0.008),
+        "step_time_mean": step_ms * 1.012,
+        "step_time_tail5": step_ms * rng.gauss(1.1, 0.01),
+        "overlap_ratio": min(1.0, rng.gauss(0.91, 0.01)),
+        "exposed_comm_ms": 0.09 * step_ms * rng.gauss(1, 0.05),
+        "tokens_per_s": 8.2e6 / step_ms,
+        "peak_memory_bytes": 48.2 * 2**30 * (0.985 if age >= 0.55 else 1.0),
+        "num_parameters": 8_030_261_248.0,
+        "weight_hash": ("0" if age < 0.5 else "1") * 32,
+        "final_loss": rng.gauss(2.31, 0.001),
+    }
     return make_launch(values, number=number, torch="2.11.0" if age < 0.5 else "2.12.0")

@@ -28,10 +28,20 @@ llama_fsdp2 on 8 cuda ranks: hang in collective: time limit of 300 s reached; ra
   rank 0, step 118: in all_gather number 4021, _all_gather_base (torch/distributed/distributed_c10d.py:4125)
 plan, logs and stacks: /tmp/aorta/test-llama-hangs/01-llama-fsdp2"""
 ENVIRONMENT = {
-    "python": "3.12.11", "torch": "2.11.0+cu130", "device": "cuda", "device_name": "NVIDIA H200", "cuda": "13.0",
-    "nccl": "2.28.9", "deterministic_algorithms": False, "bitwise_reproducible": True, "num_threads": 16,
-    "cpu_capability": "AVX512", "weight_hash_version": 2, "tf32_matmul": False, "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-}  # fmt: skip
+    "python": "3.12.11",
+    "torch": "2.11.0+cu130",
+    "device": "cuda",
+    "device_name": "NVIDIA H200",
+    "cuda": "13.0",
+    "nccl": "2.28.9",
+    "deterministic_algorithms": False,
+    "bitwise_reproducible": True,
+    "num_threads": 16,
+    "cpu_capability": "AVX512",
+    "weight_hash_version": 2,
+    "tf32_matmul": False,
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+}
 
 MISSPELLED = "SpecError: no workload named 'lama_fsdp2' (did you mean 'llama_fsdp2'?)"
 LACKED = "needs 16 GPUs, the host has 8"
@@ -162,9 +172,15 @@ class _Test:
         """Return the record of the test, which fails on a failing or missing verdict."""
         platform = self.plan.platform(self.ranks)
         ended = Comparison(
-            comparison.case, platform=platform, workload=self.plan.workload, launches=tuple(self.launches),
-            rows=verdicts.rows, notes=verdicts.notes, suspect=verdicts.suspect, baseline=comparison.file,
-        )  # fmt: skip
+            comparison.case,
+            platform=platform,
+            workload=self.plan.workload,
+            launches=tuple(self.launches),
+            rows=verdicts.rows,
+            notes=verdicts.notes,
+            suspect=verdicts.suspect,
+            baseline=comparison.file,
+        )
         found = TestRecord(self.nodeid, outcome="passed", comparisons=(ended,), launches=ran(len(self.launches)))
         if failing := verdicts.failing({Outcome.MISSING}):
             shown = replace(ended, baseline=str(baseline_path(Path("baselines"), platform, ended.case)))
@@ -203,17 +219,24 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         waits[plan.late_rank % ranks] *= 0.3
     profiled = [_profiled(own, plan.hides, rng) for _ in range(ranks)]
     return make_result(
-        times.tolist(), workload=plan.workload, device=plan.device, platform=plan.platform(ranks),
-        backend="nccl" if plan.device == "cuda" else "gloo", config={"steps": steps}, collective_ms=waits.tolist(),
+        times.tolist(),
+        workload=plan.workload,
+        device=plan.device,
+        platform=plan.platform(ranks),
+        backend="nccl" if plan.device == "cuda" else "gloo",
+        config={"steps": steps},
+        collective_ms=waits.tolist(),
         environment=(ENVIRONMENT if plan.device == "cuda" else CPU_ENVIRONMENT) | dict(plan.environment),
         rank_metrics={
-            "peak_memory_bytes": [48.2 * 2**30] * ranks, "tokens_per_s": [8.2e6 / own] * ranks,
+            "peak_memory_bytes": [48.2 * 2**30] * ranks,
+            "tokens_per_s": [8.2e6 / own] * ranks,
             "num_parameters": [8_030_261_248.0] * ranks,
             **{name: [capture.metrics()[name] for capture in profiled] for name in profiled[0].metrics()},
         },
-        overlap=[capture.steps for capture in profiled], timeline=[capture.timeline for capture in profiled],
+        overlap=[capture.steps for capture in profiled],
+        timeline=[capture.timeline for capture in profiled],
         provenance=make_provenance(measured_at=stamp(0), command=COMMAND, commit=plan.commit, branch=plan.branch),
-    )  # fmt: skip
+    )
 
 
 def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: int = 16) -> Profile:

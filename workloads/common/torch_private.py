@@ -31,7 +31,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
-    "CustomGraphPass", "CustomPartitionerFn", "FakeTensor", "FakeTensorMode", "StridedShard", "TorchDispatchMode",
-    "create_fw_bw_graph", "disable_current_modes", "dynamo_config", "flex_backward", "flex_forward",
-    "foreach_add_", "fsdp_common", "functional_collectives", "get_hash_for_files", "inductor", "symmetric_memory",
-]  # fmt: skip
+    "CustomGraphPass",
+    "CustomPartitionerFn",
+    "FakeTensor",
+    "FakeTensorMode",
+    "StridedShard",
+    "TorchDispatchMode",
+    "create_fw_bw_graph",
+    "disable_current_modes",
+    "dynamo_config",
+    "flex_backward",
+    "flex_forward",
+    "foreach_add_",
+    "fsdp_common",
+    "functional_collectives",
+    "get_hash_for_files",
+    "inductor",
+    "symmetric_memory",
+]

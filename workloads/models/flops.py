@@ -18,10 +18,19 @@ aten, aorta = torch.ops.aten, torch.ops.aorta
 # Operations of dense bfloat16 products in a second, by a part of the device's name, the longer name first: the
 # vendors' data sheets. A device that is not listed has no MFU.
 _PEAKS = {
-    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "H20": 148e12, "B200": 2250e12,
-    "A100": 312e12, "L40S": 362e12,
-    "MI355X": 2500e12, "MI325X": 1307e12, "MI300X": 1307e12, "MI250X": 191.5e12,
-}  # fmt: skip
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "H20": 148e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "MI355X": 2500e12,
+    "MI325X": 1307e12,
+    "MI300X": 1307e12,
+    "MI250X": 191.5e12,
+}
 # Products of both take the same time; those of float32 depend on the switch for TF32.
 _DTYPES = (torch.bfloat16, torch.float16)
 

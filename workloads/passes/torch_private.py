@@ -25,10 +25,18 @@ from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_co
 from torch._ops import OpOverload
 
 __all__ = [
-    "OpOverload", "OverlapScheduler", "boxed_nop", "compile_fx", "is_compute_node", "merge_all_gather_bucket",
-    "merge_all_reduce_bucket", "merge_reduce_scatter_bucket", "pre_bucket", "preserve_node_ordering",
+    "OpOverload",
+    "OverlapScheduler",
+    "boxed_nop",
+    "compile_fx",
+    "is_compute_node",
+    "merge_all_gather_bucket",
+    "merge_all_reduce_bucket",
+    "merge_reduce_scatter_bucket",
+    "pre_bucket",
+    "preserve_node_ordering",
     "schedule_overlap_bucketing",
-]  # fmt: skip
+]
 
 
 def pre_bucket(graph_module: fx.GraphModule) -> Any:

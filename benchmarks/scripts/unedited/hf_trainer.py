@@ -17,7 +17,12 @@ class Model(torch.nn.Module):
 torch.manual_seed(0)
 data = [{"inputs": row, "labels": row} for row in torch.randn(480, 16)]
 arguments = TrainingArguments(
-    "trained", use_cpu=True, per_device_train_batch_size=8, num_train_epochs=1, report_to=[], save_strategy="no",
+    "trained",
+    use_cpu=True,
+    per_device_train_batch_size=8,
+    num_train_epochs=1,
+    report_to=[],
+    save_strategy="no",
     disable_tqdm=True,
-)  # fmt: skip
+)
 Trainer(Model(), arguments, train_dataset=data).train()

@@ -19,7 +19,13 @@ class Model(lightning.LightningModule):
 
 lightning.seed_everything(0)
 trainer = lightning.Trainer(
-    accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False,
-)  # fmt: skip
+    accelerator="cpu",
+    devices=2,
+    strategy="ddp",
+    max_epochs=1,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
 trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(480, 16)), batch_size=8))

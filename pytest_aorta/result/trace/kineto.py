@@ -291,17 +291,46 @@ _MAX_GROUP_SIZE = 10_000_000
 _MAX_ELEMENTS = 1 << 56
 # The names of types of elements in torch's records of collectives and in Kineto's arguments -> torch's own names.
 DTYPES = {
-    "float": "float32", "Float": "float32", "double": "float64", "Double": "float64", "c10::BFloat16": "bfloat16",
-    "BFloat16": "bfloat16", "c10::Half": "float16", "Half": "float16", "long": "int64", "long int": "int64",
-    "Long": "int64", "int": "int32", "Int": "int32", "short": "int16", "Short": "int16", "unsigned char": "uint8",
-    "Byte": "uint8", "signed char": "int8", "Char": "int8", "bool": "bool", "Bool": "bool",
-    "ComplexFloat": "complex64", "c10::complex<float>": "complex64", "ComplexDouble": "complex128",
+    "float": "float32",
+    "Float": "float32",
+    "double": "float64",
+    "Double": "float64",
+    "c10::BFloat16": "bfloat16",
+    "BFloat16": "bfloat16",
+    "c10::Half": "float16",
+    "Half": "float16",
+    "long": "int64",
+    "long int": "int64",
+    "Long": "int64",
+    "int": "int32",
+    "Int": "int32",
+    "short": "int16",
+    "Short": "int16",
+    "unsigned char": "uint8",
+    "Byte": "uint8",
+    "signed char": "int8",
+    "Char": "int8",
+    "bool": "bool",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "c10::complex<float>": "complex64",
+    "ComplexDouble": "complex128",
     "c10::complex<double>": "complex128",
-}  # fmt: skip
+}
 _ELEMENT_BYTES = {
-    "uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int32": 4, "float32": 4, "int64": 8,
-    "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
+    "uint8": 1,
+    "int8": 1,
+    "bool": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
 # Collectives on lists of tensors, by torch's names. The tensors may have unequal sizes, and torch records only the size
 # of the rank's own.
 _ON_LISTS = {"all_gather", "reduce_scatter"}

@@ -43,9 +43,21 @@ _OF_LISTS = ("c10d::allgather_", "c10d::reduce_scatter_")
 _FROM_WORKERS = "enumerate(DataLoader)#_MultiProcessing"
 # Namespaces of operators that do not compute, so that they need no formula of operations.
 _WITHOUT_COMPUTE = (
-    "aten", "prim", "prims", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "fsdp",
-    "autograd", "torch", "profiler", "inductor", "_dtensor", "symm_mem",
-)  # fmt: skip
+    "aten",
+    "prim",
+    "prims",
+    "c10d",
+    "_c10d_functional",
+    "c10d_functional",
+    "_c10d_functional_autograd",
+    "fsdp",
+    "autograd",
+    "torch",
+    "profiler",
+    "inductor",
+    "_dtensor",
+    "symm_mem",
+)
 _NO_TENSOR = ("", "Scalar", "ScalarList")
 _LIST = "TensorList"
 _MAX_NAME = 200

@@ -11,8 +11,12 @@ from pytest_aorta.plan.device_kind import AMD
 from tests.unit.builders import gpus, replace
 
 TORCH = {
-    "torch": "2.13.0+cu130", "builds": {"cuda": "13.0"}, "problem": "", "device_count": 2, "backends": ["gloo", "nccl"]
-}  # fmt: skip
+    "torch": "2.13.0+cu130",
+    "builds": {"cuda": "13.0"},
+    "problem": "",
+    "device_count": 2,
+    "backends": ["gloo", "nccl"],
+}
 AMD_GPUS = [replace(device, vendor=AMD) for device in gpus(2)]
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 12040)"
 

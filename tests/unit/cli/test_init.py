@@ -117,11 +117,15 @@ def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(fo
 SEEDED = "the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because without them"
 
 
-@pytest.mark.parametrize(("under_pins", "record", "said"), [
-    ({}, {"hash_weights": True, "deterministic": True}, f"{SEEDED} two launches differ in step 3"),
-    (None, {}, "weights are not compared: two launches differ in step 3"),
-    ({"fails": "no deterministic implementation"}, {}, "no deterministic implementation"),
-], ids=["repeats with seeds", "never repeats", "fails with seeds"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("under_pins", "record", "said"),
+    [
+        ({}, {"hash_weights": True, "deterministic": True}, f"{SEEDED} two launches differ in step 3"),
+        (None, {}, "weights are not compared: two launches differ in step 3"),
+        ({"fails": "no deterministic implementation"}, {}, "no deterministic implementation"),
+    ],
+    ids=["repeats with seeds", "never repeats", "fails with seeds"],
+)
 def test_script_whose_launches_differ_is_tried_with_seeds(folder, launches, capsys, under_pins, record, said):
     launches.ranks = lambda plan, number: (
         under_pins

@@ -65,8 +65,17 @@ def test_list_has_one_line_a_case_with_its_median(here, capsys):
     head, first, second, totals = said(capsys, "baselines", "list").splitlines()
     assert head.split("  ")[0] == "platform"
     assert first.split() == [
-        PLATFORM, CASE, "1", "5/5", "5", "2026-01-01", "to", "2026-01-05", "10", "ms",
-    ]  # fmt: skip
+        PLATFORM,
+        CASE,
+        "1",
+        "5/5",
+        "5",
+        "2026-01-01",
+        "to",
+        "2026-01-05",
+        "10",
+        "ms",
+    ]
     assert OTHER in second
     assert totals == "2 cases on 1 platform, 6 launches"
 

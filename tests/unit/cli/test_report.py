@@ -70,7 +70,7 @@ def test_launches_of_another_config_of_a_test_are_a_case_of_their_own(tmp_path):
     assert [case.reference[0].result.config for case in cases] == [{"overlap": True}, {"overlap": False}]
 
 
-def test_two_single_files_are_compared_whatever_they_are_called_with_a_note_on_what_differs(tmp_path):
+def test_two_single_files_are_compared_whatever_they_are_called(tmp_path):
     old = keep(tmp_path, "x", 10.0, config={"steps": 20, "overlap": True})
     new = keep(tmp_path, "y", 10.0, config={"steps": 20, "batch": 4}, workload="other")
     (test,) = report_of(old, new).tests

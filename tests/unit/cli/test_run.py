@@ -252,7 +252,7 @@ def test_value_that_an_option_does_not_take_is_a_usage_error_of_argparse(toy, ca
     assert (toy.plans, toy.trials()) == ([], [])
 
 
-def test_profiler_and_its_schedule_are_passed_to_the_launch_whose_trace_may_not_be_missing(toy, capsys):
+def test_profiler_and_its_schedule_are_passed_to_the_launch(toy, capsys):
     assert run("--profiler", "torch:active=2 repeat=3") == 1
     assert toy.plans[-1].profiler == "torch"
     assert toy.plans[-1].profiler_schedule == ProfilerSchedule(active=2, repeat=3)
@@ -295,9 +295,18 @@ def test_failed_launch_keeps_the_trials_before_it(toy, capsys):
 
 def test_failed_checks_of_the_workload_are_kept_and_reported(toy, capsys):
     detail = {
-        "kind": "all_gather", "iteration": 2, "rank": 1, "layer": 3, "source_rank": 0, "index": 5, "count": 7,
-        "total": 16, "expected": 1.0, "actual": 0.0, "cause": "zeroed",
-    }  # fmt: skip
+        "kind": "all_gather",
+        "iteration": 2,
+        "rank": 1,
+        "layer": 3,
+        "source_rank": 0,
+        "index": 5,
+        "count": 7,
+        "total": 16,
+        "expected": 1.0,
+        "actual": 0.0,
+        "cause": "zeroed",
+    }
     toy.ranks = {1: {"passed": False, "failure_count": 1, "failures": [detail]}}
     assert run("--trials", "2") == 1
     out = capsys.readouterr().out

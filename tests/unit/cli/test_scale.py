@@ -30,16 +30,22 @@ def test_the_table_has_a_line_and_a_bar_for_each_size():
     assert "3 MiB" in lines[2]
 
 
-@pytest.mark.parametrize(("points", "shows"), [
-    ((point(2, 100), point(8, 100)), []),
-    ((point(2, 100), point(8, 200, padded="embedding.weight")), ["bytes of all_gather +100%: padding", "embedding"]),
-    ((point(2, 100, memory=9.0), point(8, 100, memory=9.0)), ["2 -> 8 ranks: peak memory stops falling"]),
-    ((point(2, 100, memory=9.0), point(8, 100, memory=5.0)), []),
-    ((point(2, 100, reduced=1 << 20), point(8, 100, reduced=4 << 20)), ["bytes of all_reduce +300%"]),
-    ((point(2, 100, steps=24), point(8, 100, steps=6)), ["6 steps at 8 ranks, 24 at 2: the data are split"]),
-    ((point(2, 100, steps=6), point(8, 100, steps=24)), []),
-    ((point(2, 100), point(8, 100, multiplying=4)), ["* 8 ranks: another kind", ": 4 calls of mm, 3 at 2"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("points", "shows"),
+    [
+        ((point(2, 100), point(8, 100)), []),
+        (
+            (point(2, 100), point(8, 200, padded="embedding.weight")),
+            ["bytes of all_gather +100%: padding", "embedding"],
+        ),
+        ((point(2, 100, memory=9.0), point(8, 100, memory=9.0)), ["2 -> 8 ranks: peak memory stops falling"]),
+        ((point(2, 100, memory=9.0), point(8, 100, memory=5.0)), []),
+        ((point(2, 100, reduced=1 << 20), point(8, 100, reduced=4 << 20)), ["bytes of all_reduce +300%"]),
+        ((point(2, 100, steps=24), point(8, 100, steps=6)), ["6 steps at 8 ranks, 24 at 2: the data are split"]),
+        ((point(2, 100, steps=6), point(8, 100, steps=24)), []),
+        ((point(2, 100), point(8, 100, multiplying=4)), ["* 8 ranks: another kind", ": 4 calls of mm, 3 at 2"]),
+    ],
+)
 def test_what_stops_falling_is_explained(points, shows):
     *lines, groups = explanations(points)
     text = "\n".join(lines)

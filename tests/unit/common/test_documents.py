@@ -27,18 +27,24 @@ def test_path_without_a_file_is_named_with_the_reason(tmp_path, name, reason):
         read_json(tmp_path / name, max_bytes=MAX_BYTES)
 
 
-@pytest.mark.parametrize(("content", "reason"), [
-    (b"", ": empty"),
-    (b"  \n\t", ": empty"),
-    *((text, "not valid JSON") for text in (b'{"a": 1', b'{"a":', b'"a', b"{'a': 1}", b'{"a": 1} {"b": 2}', b"[1,]")),
-    *((f'{{"a": [{text}]}}'.encode(), f"{text} is not a finite number") for text in NOT_FINITE),
-    (b'{"a": {"b": [[0.0, 1e999, -1e999]]}}', "1e999 is not a finite number"),
-    (b"1" * 5000, "not valid JSON"),
-    (b"[" * 9_000, "not valid JSON"),
-    (b'{"a": 1, "n": {"b": 1, "c": 2, "b": 1}}', "key 'b' is given twice"),
-    (b" " * 10_001, "larger than the 10,000 bytes allowed"),
-    ('{"a": "é"}'.encode("latin-1"), "not UTF-8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", ": empty"),
+        (b"  \n\t", ": empty"),
+        *(
+            (text, "not valid JSON")
+            for text in (b'{"a": 1', b'{"a":', b'"a', b"{'a': 1}", b'{"a": 1} {"b": 2}', b"[1,]")
+        ),
+        *((f'{{"a": [{text}]}}'.encode(), f"{text} is not a finite number") for text in NOT_FINITE),
+        (b'{"a": {"b": [[0.0, 1e999, -1e999]]}}', "1e999 is not a finite number"),
+        (b"1" * 5000, "not valid JSON"),
+        (b"[" * 9_000, "not valid JSON"),
+        (b'{"a": 1, "n": {"b": 1, "c": 2, "b": 1}}', "key 'b' is given twice"),
+        (b" " * 10_001, "larger than the 10,000 bytes allowed"),
+        ('{"a": "é"}'.encode("latin-1"), "not UTF-8"),
+    ],
+)
 def test_file_that_is_not_strict_json_is_refused_with_the_reason(tmp_path, content, reason):
     assert reason in read_error(tmp_path, content)
 

@@ -75,7 +75,7 @@ def test_shell_code_in_yaml_is_sound():
 
 
 @pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
-def test_job_that_runs_tests_keeps_no_credentials_and_may_not_write_to_the_repository(path):
+def test_job_that_runs_tests_keeps_no_credentials_and_may_not_write(path):
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
     for job in workflow["jobs"].values():
         checkouts = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]

@@ -72,10 +72,17 @@ STEP = to_builtins(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": Col
 CALLS = {"kind": "all_gather", "group": "0 [0, 1]", "group_size": 2, "num_bytes": 64, "ms": [4.0]}
 PROFILED = {"kernels": {"gemm": {"ms": 6.0, "calls": 2.0}}, "collectives": [CALLS]}
 RANK = rank_values(
-    tensor_hashes={"weights": HASHES}, boundary_hashes={"forward": HASHES}, overlap=[STEP], collective_ms=[1.0, 2.0],
-    memory_bytes=[5], canary_before={"gemm_ms": 1.0}, canary_after={"gemm_ms": 1.0}, grad_norm=[1.0, 1.0, 1.0],
-    timeline={"compute": [[0.0, 1.0]]}, **PROFILED,
-)  # fmt: skip
+    tensor_hashes={"weights": HASHES},
+    boundary_hashes={"forward": HASHES},
+    overlap=[STEP],
+    collective_ms=[1.0, 2.0],
+    memory_bytes=[5],
+    canary_before={"gemm_ms": 1.0},
+    canary_after={"gemm_ms": 1.0},
+    grad_norm=[1.0, 1.0, 1.0],
+    timeline={"compute": [[0.0, 1.0]]},
+    **PROFILED,
+)
 FINDINGS = to_builtins(
     findings(
         [make_record("a", [make_verdict(Outcome.REGRESSION)], outcome="failed", failure="why\n/close")],
@@ -100,15 +107,19 @@ def _read_ranks(data: bytes, folder: Path) -> None:
     assert collect_result(plan, ENDED_WELL).facts
 
 
-BASELINE = to_builtins(make_baseline(
-    launches=stored(
-        make_facts(
-            exposed_ms={"all_gather": 1.0}, canary_ms={"gemm_ms": 1.0}, rank_lag_ms=[1.0, 0.0],
-            kernels={"gemm": FamilyTime(6.0, 2.0)},
-            collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
+BASELINE = to_builtins(
+    make_baseline(
+        launches=stored(
+            make_facts(
+                exposed_ms={"all_gather": 1.0},
+                canary_ms={"gemm_ms": 1.0},
+                rank_lag_ms=[1.0, 0.0],
+                kernels={"gemm": FamilyTime(6.0, 2.0)},
+                collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
+            )
         )
     )
-))  # fmt: skip
+)
 
 
 def _read_baseline(data: bytes, folder: Path) -> None:
@@ -164,9 +175,14 @@ def _read_left(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 VERDICT = {
-    "reason": "exit", "agent_status": 0, "stopped": [1], "survivors": [], "began_ns": 10**18, "wall_s": 1.5,
+    "reason": "exit",
+    "agent_status": 0,
+    "stopped": [1],
+    "survivors": [],
+    "began_ns": 10**18,
+    "wall_s": 1.5,
     "detail": "",
-}  # fmt: skip
+}
 
 
 def _read_verdict(data: bytes, folder: Path) -> None:
@@ -191,9 +207,17 @@ TRACES = (
 # --- leases -----------------------------------------------------------------------------------------------------------
 
 CLAIM = {
-    "owner": "test", "pid": 5, "pool": ["gpu0"], "count": 1, "exclusive": False, "overtaken": 0, "resources": ["gpu0"],
-    "since_s": 1.0, "pid_namespace": 4026531836, "start_ticks": 7,
-}  # fmt: skip
+    "owner": "test",
+    "pid": 5,
+    "pool": ["gpu0"],
+    "count": 1,
+    "exclusive": False,
+    "overtaken": 0,
+    "resources": ["gpu0"],
+    "since_s": 1.0,
+    "pid_namespace": 4026531836,
+    "start_ticks": 7,
+}
 CLAIM_FILES = damaged_bytes(json.dumps(CLAIM).encode() + b"\novertaken\n") | damaged(CLAIM).map(
     lambda document: json.dumps(document).encode() + b"\n"
 )

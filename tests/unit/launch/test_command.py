@@ -29,9 +29,19 @@ def test_launch_without_torch_is_refused_with_the_interpreter_that_lacks_it(tmp_
 
 
 OF_LAUNCHES = [
-    "PET_NNODES", "PET_RDZV_ENDPOINT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "RANK", "WORLD_SIZE",
-    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
-]  # fmt: skip
+    "PET_NNODES",
+    "PET_RDZV_ENDPOINT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+]
 
 
 def test_variables_of_the_caller_are_passed_on_without_those_of_another_launch(tmp_path):
@@ -132,9 +142,7 @@ TIMED = {
 
 
 @pytest.mark.parametrize(("changes", "environ", "expected"), TIMED.values(), ids=TIMED)
-def test_collectives_of_several_ranks_are_timed_unless_the_workload_or_the_caller_declines(
-    tmp_path, changes, environ, expected
-):
+def test_collectives_are_timed_unless_the_workload_or_the_caller_declines(tmp_path, changes, environ, expected):
     plan = make_plan(tmp_path, **{"world": ON_GPUS} | changes)
     assert launch_environment(plan, environ).get("TORCH_NCCL_ENABLE_TIMING") == expected
 

@@ -89,7 +89,7 @@ def test_node_without_a_valid_number_names_the_variables(environ, part):
         node_rank(None, environ)
 
 
-def test_address_that_the_user_has_given_reaches_the_torchrun_agents_of_several_nodes(tmp_path):
+def test_address_that_the_user_has_given_reaches_the_agents_of_several_nodes(tmp_path):
     plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2))
     assert launch_environment(plan, {"MASTER_ADDR": "10.0.0.1"})["MASTER_ADDR"] == "10.0.0.1"
 

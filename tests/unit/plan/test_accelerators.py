@@ -214,9 +214,13 @@ def test_mig_device_has_the_readings_of_its_gpu(nvml):
 def amdsmi(monkeypatch):
     fake = FakeAmdsmi()
     fake.tables[1] = {
-        "current_gfxclks": [2100, 1400, "N/A"], "current_uclk": 1300, "temperature_hotspot": 70,
-        "current_socket_power": "N/A", "average_socket_power": 740, "prochot_residency_acc": 5,
-    }  # fmt: skip
+        "current_gfxclks": [2100, 1400, "N/A"],
+        "current_uclk": 1300,
+        "temperature_hotspot": 70,
+        "current_socket_power": "N/A",
+        "average_socket_power": 740,
+        "prochot_residency_acc": 5,
+    }
     monkeypatch.setitem(sys.modules, "amdsmi", fake)
     return fake
 

@@ -15,7 +15,10 @@ ADDED = [
     ("plan/device_kind.py", "BUILDS = {", 'BUILDS = {"toys": "toy_sdk", '),
     ("plan/device_kind.py", "LIBRARIES = (", 'LIBRARIES = ("toy_sdk", '),
     ("plan/device_kind.py", "HIDDEN = {", 'HIDDEN = {"TOY_VISIBLE": "none", '),
-    ("plan/accelerators.py", "ACCELERATORS: dict[str, Accelerator] = {", '''
+    (
+        "plan/accelerators.py",
+        "ACCELERATORS: dict[str, Accelerator] = {",
+        """
 class Toys:
     source = "toyml"
 
@@ -30,8 +33,9 @@ class Toys:
         raise SensorsUnavailable("toys have none")
 
 
-ACCELERATORS: dict[str, Accelerator] = {"toys": Toys(), '''),
-]  # fmt: skip
+ACCELERATORS: dict[str, Accelerator] = {"toys": Toys(), """,
+    ),
+]
 USED = """
 from pathlib import Path
 from pytest_aorta.cli.doctor import torch_problems

@@ -15,11 +15,18 @@ from pytest_aorta.plan.options import LauncherKind, ProfilerSchedule
 from tests.unit.builders import make_plan
 
 
-@pytest.mark.parametrize(("profiler", "first", "others"), [
-    ("nsys", ["nsys", "profile", "--output={}/nsys"], {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"}),
-    ("rocprofv3", ["rocprofv3"], {"-d", "{}/rocprofv3", "--"}),
-    ("torch", [], set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profiler", "first", "others"),
+    [
+        (
+            "nsys",
+            ["nsys", "profile", "--output={}/nsys"],
+            {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"},
+        ),
+        ("rocprofv3", ["rocprofv3"], {"-d", "{}/rocprofv3", "--"}),
+        ("torch", [], set()),
+    ],
+)
 def test_wrapper_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path, profiler, first, others):
     bare, command = agent_command(make_plan(tmp_path)), agent_command(make_plan(tmp_path, profiler=profiler))
     before = command[: -len(bare)]
@@ -36,10 +43,15 @@ def test_schedule_of_words_has_defaults_for_the_others():
 
 @given(
     st.builds(
-        ProfilerSchedule, st.integers(0, 100_000), st.integers(0, 1000), st.none() | st.integers(1, 1000),
-        st.integers(1, 100), st.booleans(), st.booleans(),
+        ProfilerSchedule,
+        st.integers(0, 100_000),
+        st.integers(0, 1000),
+        st.none() | st.integers(1, 1000),
+        st.integers(1, 100),
+        st.booleans(),
+        st.booleans(),
     )
-)  # fmt: skip
+)
 def test_schedule_is_read_from_its_own_text(schedule):
     assert ProfilerSchedule.parse(str(schedule)) == schedule
 

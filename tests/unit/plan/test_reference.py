@@ -129,7 +129,7 @@ def test_commit_is_checked_out_in_the_users_cache(opener, project, tmp_path, ref
     assert root.is_relative_to(tmp_path / "cache/pytest-aorta/environments")
 
 
-def test_next_session_uses_the_worktree_again_without_what_launches_wrote_to_its_files(opener):
+def test_next_session_uses_the_worktree_without_what_launches_wrote(opener):
     root = opener("HEAD").open().root
     (root / "train.py").write_text("written by a launch")
     (root / "__pycache__").mkdir()
@@ -378,10 +378,14 @@ def test_own_workload_is_the_commits_with_the_keys_that_the_commit_has(opener, p
     assert request.config == config | {"environment": {}}
 
 
-@pytest.mark.parametrize(("yaml", "config", "message"), [
-    (toy_yaml("speed"), {"speed": "slow"}, r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are"),
-    (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is one of .*"),
-], ids=["key", "value"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("yaml", "config", "message"),
+    [
+        (toy_yaml("speed"), {"speed": "slow"}, r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are"),
+        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is one of .*"),
+    ],
+    ids=["key", "value"],
+)
 def test_config_that_the_commit_does_not_know_is_reported(opener, project, yaml, config, message):
     write(project / "workloads/toy/default.yaml", yaml)
     with pytest.raises(SpecError, match=message):
@@ -401,7 +405,7 @@ def test_shared_keys_are_the_commits(opener, project):
     assert request.spec.properties["steps"]["default"] == 5
 
 
-def test_script_is_the_commits_and_a_file_of_no_repository_or_a_module_stays_as_it_is(opener, project):
+def test_script_is_the_commits_and_a_file_of_no_repository_stays(opener, project):
     reference = opener("HEAD").open()
     assert at_reference(script_request(str(project / "train.py")), reference).script == str(reference.root / "train.py")
     for script in ("/elsewhere/train.py", "package.train"):
@@ -427,7 +431,7 @@ def test_packages_are_looked_for_in_the_commit_first(opener, repository, project
     assert path == [str(reference.worktree.packages), f"{root}/src", root, f"{tree}/lib", "relative", "/elsewhere"]
 
 
-def test_link_to_the_harness_is_never_absent_while_another_session_opens_the_same_worktree(opener, monkeypatch):
+def test_link_to_the_harness_is_never_absent_while_another_session_opens_it(opener, monkeypatch):
     first, create = commit_reference(opener("HEAD")), Path.symlink_to
     link = first.worktree.packages / "pytest_aorta"
     assert link.resolve() == PACKAGE_ROOT

@@ -97,7 +97,7 @@ FOR_EIGHT = {
 
 
 @pytest.mark.parametrize("spec", FOR_EIGHT, ids=lambda spec: f"{spec.size}-{spec.device}")
-def test_one_command_line_for_eight_gpus_runs_what_the_machine_can_and_simulates_the_rest(spec):
+def test_one_command_for_eight_gpus_runs_what_fits_and_simulates_the_rest(spec):
     for visible, world in FOR_EIGHT[spec].items():
         simulate, *others = (make_options(gpus=8, without_gpus=mode) for mode in ("simulate", "skip", "fail"))
         size = 8 if spec.size == "all" else spec.size

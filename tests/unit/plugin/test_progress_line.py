@@ -123,7 +123,7 @@ REPORTED = [FakeConfig(reporter=None), FakeConfig(reporter=OtherReporter)]
 
 
 @pytest.mark.parametrize("config", [FakeConfig(capture="no"), FakeConfig(capture=None), *REPORTED, IN_WORKER])
-def test_line_is_never_wanted_beside_what_tests_print_without_pytests_own_or_in_a_worker(on_a_terminal, config):
+def test_line_is_not_wanted_beside_what_tests_print_or_in_a_worker(on_a_terminal, config):
     assert not wanted(config, {"TERM": "xterm"})
 
 

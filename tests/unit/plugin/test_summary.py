@@ -36,7 +36,7 @@ def test_run_without_a_finding_is_one_line_that_counts_what_is_unchanged():
     ]
 
 
-def test_what_was_not_compared_since_versions_differ_is_named_also_where_a_line_is_short():
+def test_what_was_not_compared_since_versions_differ_is_named():
     left_out = [not_applicable(Reason.ENVIRONMENT, "torch is 2"), not_applicable(Reason.HEAD_START)]
     [line] = summary_lines([record(PASS, *left_out, launches=ran(99)), *[record()] * 99], -1)
     assert "2 not compared (step_time_p50: torch is 2), " in line

@@ -36,8 +36,21 @@ def elements(text: str) -> Elements:
 
 
 EXPECTED = {
-    "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "code", "pre", "ul", "li",
-}  # fmt: skip
+    "h2",
+    "p",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "details",
+    "summary",
+    "code",
+    "pre",
+    "ul",
+    "li",
+}
 ANY = st.text(max_size=60) | st.sampled_from(
     ["</pre>", "</details>", "<!-- x", "```", "@user", "#12", "!7", "a|b\\|c", "\n\n# x", "[a](http://b)", "/close"]
 )
@@ -48,7 +61,7 @@ def rendered(records, max_bytes=MAX_BYTES, **known) -> str:
     return markdown(findings(records, **known), max_bytes=max_bytes)
 
 
-def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only_counted():
+def test_failures_come_first_then_inconclusive_and_passed_ones_are_counted():
     text = rendered([GOOD, OPEN, FAILED])
     names = ("1 of 3 tests failed", "a.py::failed", "a.py::open", "<summary><code>a.py::failed")
     places = [text.index(name) for name in names]
@@ -113,10 +126,25 @@ def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
 # What GitHub and GitLab make links of in text without any markup.
 LINKED = re.compile(r"@\w|[#!$&]\d|GH-\d|[~%][\w\"]|\w://|\bwww\.|\[\w+:", re.IGNORECASE)
 REFERENCES = (
-    "@user", "a @org/team", "mail@host.test", "#12", "org/repo#12", "GH-12", "!34", "$5", "&6", "~bug", '~"a b"',
-    "%v1.0", "[issue:7]", "https://evil.test/x?a=1", "HTTP://evil.test", "ftp://evil.test", "www.evil.test",
+    "@user",
+    "a @org/team",
+    "mail@host.test",
+    "#12",
+    "org/repo#12",
+    "GH-12",
+    "!34",
+    "$5",
+    "&6",
+    "~bug",
+    '~"a b"',
+    "%v1.0",
+    "[issue:7]",
+    "https://evil.test/x?a=1",
+    "HTTP://evil.test",
+    "ftp://evil.test",
+    "www.evil.test",
     "x(www.evil.test)",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("text", REFERENCES)

@@ -160,80 +160,126 @@ ERRORS = {
     "earliest by nanoseconds": (
         Left({0: raised(1_700_000_000_000_000_002), 1: raised(1_700_000_000_000_000_001, "the cause")}),
         "rank exception: rank 1 failed first: ValueError: the cause",
-        'Traceback (most recent call last):\n  File "train.py", line 3\n', "  then rank 0: ValueError: boom"),
+        'Traceback (most recent call last):\n  File "train.py", line 3\n',
+        "  then rank 0: ValueError: boom",
+    ),
     "exit code after the last step": (
         Left({0: stuck(frames("/torch/a.py:wait"), 31) | RETURNED, 1: entered(31)}, exits={1: 3}),
-        "rank 1 failed first: exit code 3", "  then rank 0: stopped in step 31\n"),
+        "rank 1 failed first: exit code 3",
+        "  then rank 0: stopped in step 31\n",
+    ),
     "rank whose value is NaN first": (
-        Left({0: not_finite(1, "loss of rank 0 is nan first in step 11 of 30; look", 11),
-              1: not_finite(2, "parameter a of rank 1 is NaN first after step 10; look", 10, after=True)}),
+        Left(
+            {
+                0: not_finite(1, "loss of rank 0 is nan first in step 11 of 30; look", 11),
+                1: not_finite(2, "parameter a of rank 1 is NaN first after step 10; look", 10, after=True),
+            }
+        ),
         "rank 1 failed first: NotFinite: parameter a of rank 1 is NaN first after step 10",
-        "\n  then rank 0: NotFinite: loss of rank 0 is nan first in step 11 of 30"),
+        "\n  then rank 0: NotFinite: loss of rank 0 is nan first in step 11 of 30",
+    ),
     "exit code before the errors of its peers": (
         Left({0: lost_peer(1), 1: log("first\nUSDT: profiler_start\nlast words\n")}, exits={1: 3}),
         "rank 1 failed first: exit code 3",
-        "\n  | first\n  | last words\n  then rank 0: connection to a peer lost (follows from rank 1)"),
+        "\n  | first\n  | last words\n  then rank 0: connection to a peer lost (follows from rank 1)",
+    ),
     "killed while torchrun is stopped": (
         Left({0: {"pid": "7"}, 1: {"pid": "8"}}, ended(EndReason.RANK_GONE, -9), exits={1: -9}),
-        "rank 1 failed first: signal SIGKILL", "next: look for rank 1 in dmesg"),
+        "rank 1 failed first: signal SIGKILL",
+        "next: look for rank 1 in dmesg",
+    ),
     "fatal signal of a rank that was still ending": (
         Left({0: lost_peer(1), 1: stuck(FATAL + COMPUTING, 3)}),
-        "rank 1 failed first: signal SIGSEGV", "  then rank 0: connection to a peer lost (follows from rank 1)"),
+        "rank 1 failed first: signal SIGSEGV",
+        "  then rank 0: connection to a peer lost (follows from rank 1)",
+    ),
     "fatal signal of another thread": (
         Left({1: stuck(f"{FATAL}{DECODING}\n{WAITING.replace('Current thread', 'Thread')}", 3)}),
-        "signal SIGSEGV", "\n  at decode (loader.py:1)\n"),
-    "out of memory": (Left({1: raised(5, "CUDA out of memory", "OutOfMemoryError")}),
-        "out of memory: rank 1 failed first"),
+        "signal SIGSEGV",
+        "\n  at decode (loader.py:1)\n",
+    ),
+    "out of memory": (
+        Left({1: raised(5, "CUDA out of memory", "OutOfMemoryError")}),
+        "out of memory: rank 1 failed first",
+    ),
     "failed after its result": (Left({0: DONE, 1: DONE}, exits={1: 7}), "rank 1 failed first: exit code 7"),
-    "many failures": (Left({rank: raised(rank, "abcdefgh"[rank]) for rank in range(8)}), "rank 0 failed first",
+    "many failures": (
+        Left({rank: raised(rank, "abcdefgh"[rank]) for rank in range(8)}),
+        "rank 0 failed first",
         *(f"  then rank {rank}: ValueError: {'abcdefgh'[rank]}\n" for rank in range(1, 5)),
-        "  then ranks 5-7: other errors"),
+        "  then ranks 5-7: other errors",
+    ),
     "ranks that ended in one way": (
-        Left({0: raised(2, "layer 1 of 4"), 1: raised(1, "layer 1 of 4"), 7: raised(2, "layer 7 of 4")}
-             | {rank: lost_peer(3, f"{PEER_CLOSED} [127.0.0.1]:{rank}") for rank in (2, 3, 4)}
-             | {rank: stuck(COMPUTING, rank) for rank in (5, 6)}, exits={8: -6}),
-        "rank 1 failed first", "  then rank 0: the same error\n",
+        Left(
+            {0: raised(2, "layer 1 of 4"), 1: raised(1, "layer 1 of 4"), 7: raised(2, "layer 7 of 4")}
+            | {rank: lost_peer(3, f"{PEER_CLOSED} [127.0.0.1]:{rank}") for rank in (2, 3, 4)}
+            | {rank: stuck(COMPUTING, rank) for rank in (5, 6)},
+            exits={8: -6},
+        ),
+        "rank 1 failed first",
+        "  then rank 0: the same error\n",
         "  then ranks 2-4: connection to a peer lost (follows from rank 1)\n",
-        "  then rank 7: the same error with other numbers\n", "  then rank 8: signal SIGABRT (follows from rank 1)\n",
-        "  then ranks 5, 6: stopped in steps 5 to 6"),
+        "  then rank 7: the same error with other numbers\n",
+        "  then rank 8: signal SIGABRT (follows from rank 1)\n",
+        "  then ranks 5, 6: stopped in steps 5 to 6",
+    ),
     "ended without an error before its peers lost it": (
         Left({0: DONE | entered(5), 1: lost_peer(1, "Connection reset by peer")}),
-        "rank 0 ended without an error in step 5, and then rank 1 failed: RuntimeError: Connection reset by peer"),
-    "gave up before peers that then lost their connection to it": (Left({0: lost_peer(2, TIMED_OUT), 1: lost_peer(1)}),
-        f"rank 0 failed first: RuntimeError: {TIMED_OUT}"),
+        "rank 0 ended without an error in step 5, and then rank 1 failed: RuntimeError: Connection reset by peer",
+    ),
+    "gave up before peers that then lost their connection to it": (
+        Left({0: lost_peer(2, TIMED_OUT), 1: lost_peer(1)}),
+        f"rank 0 failed first: RuntimeError: {TIMED_OUT}",
+    ),
     "agent was stopping the rank with an exit code": (
-        Left({0: raised(1), 1: {"pid": "8"}}, exits={0: 1, 1: 5}, running=(1,)), "rank 0 failed first"),
+        Left({0: raised(1), 1: {"pid": "8"}}, exits={0: 1, 1: 5}, running=(1,)),
+        "rank 0 failed first",
+    ),
     "lost its pipe to the rank with an exit code": (
         Left({0: raised(1, "EPIPE", "OSError"), 1: {"pid": "8"}}, exits={0: 1, 1: 5}, running=(1,)),
-        "rank 1 failed first"),
+        "rank 1 failed first",
+    ),
     "SIGSEGV before another exit code": (Left({}, exits={0: 1, 1: -11}), "rank 1 failed first: signal SIGSEGV"),
     "error before SIGABRT": (Left({1: raised(5)}, exits={0: -6}), "rank 1 failed first: ValueError: boom"),
     "error before SIGTERM": (Left({1: raised(5)}, exits={0: -15, 1: 1}), "rank 1 failed first: ValueError: boom"),
     **{
         f"error before {outcome.reason}": (
             Left({0: stuck(WAITING, 4), 1: stuck("", 4) | raised(5)}, outcome),
-            "rank exception: rank 1 failed first: ValueError: boom")
+            "rank exception: rank 1 failed first: ValueError: boom",
+        )
         for outcome in (AT_LIMIT, STRAGGLED)
     },
     "result left by a rank that lost its peers": (
-        Left({0: DONE | entered(4) | lost_peer(2), 1: lost_peer(1, TIMED_OUT)}), "rank 1 failed first",
-        "\n  rank 0 had left a result in step 4, and waited for the other ranks\n"),
+        Left({0: DONE | entered(4) | lost_peer(2), 1: lost_peer(1, TIMED_OUT)}),
+        "rank 1 failed first",
+        "\n  rank 0 had left a result in step 4, and waited for the other ranks\n",
+    ),
     "stopped ranks with their collective": (
-        Left({0: stuck(WAITING, 3) | in_flight({"profiling_name": "nccl:all_reduce", "collective_seq_id": 2})},
-             exits={0: -15, 1: -9}),
+        Left(
+            {0: stuck(WAITING, 3) | in_flight({"profiling_name": "nccl:all_reduce", "collective_seq_id": 2})},
+            exits={0: -15, 1: -9},
+        ),
         "rank 1 failed first: signal SIGKILL",
-        "  rank 0, step 3: in nccl:all_reduce number 2, all_reduce (torch/distributed/distributed_c10d.py:1)"),
+        "  rank 0, step 3: in nccl:all_reduce number 2, all_reduce (torch/distributed/distributed_c10d.py:1)",
+    ),
     "position where the first rank is a victim": (
-        Left({0: lost_peer(1, "Timed out waiting 48000ms for recv operation"), 1: stuck(COMPUTING, 2)}), "",
-        f"  rank 1, step 2: {AT_COMPUTE}"),
-    "result missing": (Left({0: DONE}, ENDED_WELL), "result missing: rank 1 exited with code 0 and left no result; if "
+        Left({0: lost_peer(1, "Timed out waiting 48000ms for recv operation"), 1: stuck(COMPUTING, 2)}),
+        "",
+        f"  rank 1, step 2: {AT_COMPUTE}",
+    ),
+    "result missing": (
+        Left({0: DONE}, ENDED_WELL),
+        "result missing: rank 1 exited with code 0 and left no result; if "
         "the script replaces its process, as by os.execv, launch it by run_command",
-        "\n  ranks/1/output.log is empty\n"),
-    "process left": (Left({0: DONE, 1: DONE}, ended(status=0, survivors=(41, 42))),
+        "\n  ranks/1/output.log is empty\n",
+    ),
+    "process left": (
+        Left({0: DONE, 1: DONE}, ended(status=0, survivors=(41, 42))),
         "process left: a process outlived the launch",
-        "processes [41, 42] could not be ended; their devices stay leased"),
+        "processes [41, 42] could not be ended; their devices stay leased",
+    ),
     **{f"error file {text!r}": (Left({1: {"error.json": text}}), "toy on 2 cpu ranks") for text in ("", "{", "[]")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
@@ -242,12 +288,20 @@ def test_first_failure_is_named_and_what_follows_from_it(tmp_path, case):
     check_parts(diagnose(tmp_path, left).text, tuple(parts))
 
 
-@pytest.mark.parametrize("complaint", [
-    "Connection closed by peer [127.0.0.1]:3", "read: connection reset by peer", "Broken pipe",
-    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
-    "[c10d] recvValue failed on SocketImpl", TIMED_OUT, "wait timeout after 32000ms, keys: /default_pg/0//cpu//0/1",
-    "Wait timeout", "Timeout waiting for key: default_pg/0//cpu//0/1 after 32000 ms",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "Connection closed by peer [127.0.0.1]:3",
+        "read: connection reset by peer",
+        "Broken pipe",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+        "[c10d] recvValue failed on SocketImpl",
+        TIMED_OUT,
+        "wait timeout after 32000ms, keys: /default_pg/0//cpu//0/1",
+        "Wait timeout",
+        "Timeout waiting for key: default_pg/0//cpu//0/1 after 32000 ms",
+    ],
+)
 def test_rank_that_complains_about_its_peer_comes_last_however_early(tmp_path, complaint):
     check_parts(diagnose(tmp_path, Left({0: lost_peer(1, complaint), 1: raised(2)})).text, ("rank 1 failed first",))
 
@@ -270,30 +324,48 @@ IN_TORCH = '  File "site-packages/torch/autograd/graph.py", line 9, in backward\
 # Files of rank 0 -> the end of the first line, and the lines after it.
 SHOWN = {
     "message of several lines is written once": (
-        raised(1, CUDA, "AcceleratorError", FAILED_RUN) | log(f"loading\n{FAILED_RUN}"), "AcceleratorError: CUDA error",
-        f"    Compile with TORCH_USE_CUDA_DSA\n{TRACE}    run()\n  | loading\n"),
+        raised(1, CUDA, "AcceleratorError", FAILED_RUN) | log(f"loading\n{FAILED_RUN}"),
+        "AcceleratorError: CUDA error",
+        f"    Compile with TORCH_USE_CUDA_DSA\n{TRACE}    run()\n  | loading\n",
+    ),
     "message that ends with a traceback of its type is shown once": (
         raised(1, CAUGHT, "KeyError", f"{TRACE}KeyError: {CAUGHT}\n"),
         "KeyError: Caught KeyError in DataLoader worker process 0.",
         f'    Original Traceback (most recent call last):\n  File "data.py", line 9, in load\n    KeyError: 3\n{TRACE}',
     ),
     "functions of torch that are watched are shown without who watches": (
-        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}{IN_TORCH}ValueError: boom\n"), "ValueError: boom",
-        f"{TRACE}    loss.backward()\n{IN_TORCH}"),
+        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}{IN_TORCH}ValueError: boom\n"),
+        "ValueError: boom",
+        f"{TRACE}    loss.backward()\n{IN_TORCH}",
+    ),
     "error of a watched function's watcher is shown where it was raised": (
-        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}ValueError: boom\n"), "ValueError: boom",
-        f"{TRACE}    loss.backward()\n{WATCHED}"),
-    "notes of an error are kept": (raised(1, text=f"{TRACE}ValueError: boom\nwhile loading shard 7\n"),
-        "ValueError: boom", f"{TRACE}while loading shard 7\n"),
+        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}ValueError: boom\n"),
+        "ValueError: boom",
+        f"{TRACE}    loss.backward()\n{WATCHED}",
+    ),
+    "notes of an error are kept": (
+        raised(1, text=f"{TRACE}ValueError: boom\nwhile loading shard 7\n"),
+        "ValueError: boom",
+        f"{TRACE}while loading shard 7\n",
+    ),
     "error without frames is its message alone": (
         raised(1, "no", "AssertionError", "AssertionError: no\n") | log("many\nwords\nAssertionError: no\n"),
-        "AssertionError: no", ""),
+        "AssertionError: no",
+        "",
+    ),
     "script that returned without a step is shown with its last lines": (
-        RETURNED | raised(1, "no step", "RuntimeError", "RuntimeError: no step\n")
-        | log("found no GPU, done\nRuntimeError: no step\n"), "RuntimeError: no step", "  | found no GPU, done\n"),
-    "line of a script that can not be compiled": (raised(1, "invalid syntax (train.py, line 1)", "SyntaxError", SYNTAX),
-        "SyntaxError: invalid syntax (train.py, line 1)", SYNTAX.removesuffix("SyntaxError: invalid syntax\n")),
-}  # fmt: skip
+        RETURNED
+        | raised(1, "no step", "RuntimeError", "RuntimeError: no step\n")
+        | log("found no GPU, done\nRuntimeError: no step\n"),
+        "RuntimeError: no step",
+        "  | found no GPU, done\n",
+    ),
+    "line of a script that can not be compiled": (
+        raised(1, "invalid syntax (train.py, line 1)", "SyntaxError", SYNTAX),
+        "SyntaxError: invalid syntax (train.py, line 1)",
+        SYNTAX.removesuffix("SyntaxError: invalid syntax\n"),
+    ),
+}
 
 
 @pytest.mark.parametrize(("files", "headline", "rest"), SHOWN.values(), ids=SHOWN)
@@ -321,81 +393,155 @@ COLLECTIVE, ELSEWHERE = "hang in collective", "hang elsewhere"
 HANGS = {
     **{
         f"not in the collective that a peer {name}": (
-            Left({0: stuck(stacks, 5), 1: stuck(COMPUTING, 4)}, AT_LIMIT), (COLLECTIVE, 1), "rank 0 waits for rank 1",
-            f"rank 1, step 4: {AT_COMPUTE}")
-        for name, stacks in (("is in", WAITING), ("waits for", WAITING_FOR_WORK), ("reduces in backward", IN_BACKWARD),
-                             ("broadcasts buffers in", BROADCASTING))
+            Left({0: stuck(stacks, 5), 1: stuck(COMPUTING, 4)}, AT_LIMIT),
+            (COLLECTIVE, 1),
+            "rank 0 waits for rank 1",
+            f"rank 1, step 4: {AT_COMPUTE}",
+        )
+        for name, stacks in (
+            ("is in", WAITING),
+            ("waits for", WAITING_FOR_WORK),
+            ("reduces in backward", IN_BACKWARD),
+            ("broadcasts buffers in", BROADCASTING),
+        )
     },
     "all in collectives": (Left({0: stuck(WAITING, 5), 1: stuck(WAITING, 4)}, AT_LIMIT), (COLLECTIVE, 1), ""),
     **{
         f"ended before the others at {outcome.reason}": (
             Left({0: DONE | entered(4), **{rank: stuck(WAITING, 5) for rank in (1, 2, 3)}}, outcome),
-            (COLLECTIVE, 0), f"{limit}; ranks 1-3 wait for rank 0, which ended without an error in step 4")
-        for outcome, limit in ((AT_LIMIT, "time limit of 60 s reached"),
-                               (STRAGGLED, "a rank was done for 60 s and others were not"))
+            (COLLECTIVE, 0),
+            f"{limit}; ranks 1-3 wait for rank 0, which ended without an error in step 4",
+        )
+        for outcome, limit in (
+            (AT_LIMIT, "time limit of 60 s reached"),
+            (STRAGGLED, "a rank was done for 60 s and others were not"),
+        )
     },
     **{
         f"suspended before peers that timed out at {reason}": (
-            Left({0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | SUSPENDED, 2: stuck(WAITING, 4)},
-                 ended(reason)),
-            (COLLECTIVE, 1), "rank 1 suspended by a signal such as SIGSTOP in step 4\n",
-            f"{GAVE_UP}\n  rank 2, step 4: {AT_WAIT}\nplan")
+            Left(
+                {0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | SUSPENDED, 2: stuck(WAITING, 4)},
+                ended(reason),
+            ),
+            (COLLECTIVE, 1),
+            "rank 1 suspended by a signal such as SIGSTOP in step 4\n",
+            f"{GAVE_UP}\n  rank 2, step 4: {AT_WAIT}\nplan",
+        )
         for reason in (EndReason.EXIT, EndReason.RANK_ERROR)
     },
     "did not start": (
         Left({0: STARTED | raised(1, "wait timeout after 800ms, keys: /default_pg/0//cpu//0/1", "DistStoreError")}),
-        ("rendezvous", 1), f"rank 1 did not start, and rank 0 gave up waiting\n{GAVE_UP}\nplan"),
+        ("rendezvous", 1),
+        f"rank 1 did not start, and rank 0 gave up waiting\n{GAVE_UP}\nplan",
+    ),
     "killed without a trace": (
-        Left({0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4)}, exits={0: 1}, running=(1,)), (COLLECTIVE, 1),
-        f"rank 0 gave up waiting for rank 1\n  rank 1, step 4: no stack, and output.log is empty\n{GAVE_UP}\nplan"),
+        Left({0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4)}, exits={0: 1}, running=(1,)),
+        (COLLECTIVE, 1),
+        f"rank 0 gave up waiting for rank 1\n  rank 1, step 4: no stack, and output.log is empty\n{GAVE_UP}\nplan",
+    ),
     "ran on": (
-        Left({0: stuck("", 4) | timed_out_at(7), 1: stuck(COMPUTING, 5), 2: stuck(WAITING, 4), 3: stuck(COMPUTING, 5)},
-             exits={0: 1}, running=(1, 2, 3)), (COLLECTIVE, 1),
+        Left(
+            {0: stuck("", 4) | timed_out_at(7), 1: stuck(COMPUTING, 5), 2: stuck(WAITING, 4), 3: stuck(COMPUTING, 5)},
+            exits={0: 1},
+            running=(1, 2, 3),
+        ),
+        (COLLECTIVE, 1),
         "rank 0 gave up waiting for ranks 1, 3\n  ranks 1, 3, step 5: ",
-        f"{GAVE_UP}\n  rank 0, step 4: step (train.py:7)\n  rank 2, step 4: {AT_WAIT}\nplan"),
+        f"{GAVE_UP}\n  rank 0, step 4: step (train.py:7)\n  rank 2, step 4: {AT_WAIT}\nplan",
+    ),
     "error of a rank that was stopped at the limit": (
         Left({0: stuck(WAITING, 4), 1: stuck(COMPUTING, 4) | raised(5, "terminated", "RuntimeError")}, AT_LIMIT),
-        (COLLECTIVE, 1), "rank 0 waits for rank 1"),
-    "in different collectives": (Left({rank: stuck("", 4) | timed_out_at(line) for rank, line in enumerate((7, 8, 7))}),
-        ("rank exception", 0), "",
+        (COLLECTIVE, 1),
+        "rank 0 waits for rank 1",
+    ),
+    "in different collectives": (
+        Left({rank: stuck("", 4) | timed_out_at(line) for rank, line in enumerate((7, 8, 7))}),
+        ("rank exception", 0),
+        "",
         '  File "train.py", line 7, in step\n    reduce()\n  rank 1, step 4: step (train.py:8)\n'
-        "  then ranks 1, 2: the same error\nplan"),
-    "suspended at the limit": (Left({0: stuck(WAITING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT), (COLLECTIVE, 1),
-        "rank 0 waits for rank 1\n  rank 1, step 4: suspended by a signal such as SIGSTOP\n"),
-    "suspended beside a rank that runs on": (Left({0: stuck(COMPUTING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
-        (ELSEWHERE, 1), ""),
-    "straggler": (Left({0: DONE, 1: stuck(COMPUTING, 4)}, STRAGGLED), (ELSEWHERE, 1),
-        "a rank was done for 60 s and others were not"),
+        "  then ranks 1, 2: the same error\nplan",
+    ),
+    "suspended at the limit": (
+        Left({0: stuck(WAITING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
+        (COLLECTIVE, 1),
+        "rank 0 waits for rank 1\n  rank 1, step 4: suspended by a signal such as SIGSTOP\n",
+    ),
+    "suspended beside a rank that runs on": (
+        Left({0: stuck(COMPUTING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
+        (ELSEWHERE, 1),
+        "",
+    ),
+    "straggler": (
+        Left({0: DONE, 1: stuck(COMPUTING, 4)}, STRAGGLED),
+        (ELSEWHERE, 1),
+        "a rank was done for 60 s and others were not",
+    ),
     "watchdog of NCCL": (
-        Left({0: log(WATCHDOG.format("ALLREDUCE")), 1: log("nothing")}, exits={0: -6}), (COLLECTIVE, 1),
-        "rank 0 timed out in ALLREDUCE number 5; rank 1 not in this collective"),
+        Left({0: log(WATCHDOG.format("ALLREDUCE")), 1: log("nothing")}, exits={0: -6}),
+        (COLLECTIVE, 1),
+        "rank 0 timed out in ALLREDUCE number 5; rank 1 not in this collective",
+    ),
     "watchdogs of NCCL in different collectives": (
-        Left({rank: log(WATCHDOG.format(kind)) for rank, kind in enumerate(("ALLREDUCE", "BROADCAST"))},
-             exits={0: -6, 1: -6}),
-        (COLLECTIVE, 0), "rank 0 timed out in ALLREDUCE number 5 and rank 1 timed out in BROADCAST number 5"),
-    "without stacks and output": (Left({0: STARTED}, AT_LIMIT), (ELSEWHERE, 0), "",
-        "\n  ranks 0, 1, step 0: no stack, and output.log is empty\n"),
-    "without stacks": (Left({0: {"pid": "7"} | log("\n".join(f"line {number}" for number in range(50)))}, AT_LIMIT),
-        (ELSEWHERE, 0), "", "rank 0, step 0: no stack; the log ends with: line 48 | line 49"),
-    "frames of the harness are left out": (Left({0: stuck(IN_HARNESS, 2)}, AT_LIMIT), (ELSEWHERE, 1), "",
-        "\n  rank 0, step 2: call (torch/nn/module.py:1) < step (home/me/train.py:1)\n"),
+        Left(
+            {rank: log(WATCHDOG.format(kind)) for rank, kind in enumerate(("ALLREDUCE", "BROADCAST"))},
+            exits={0: -6, 1: -6},
+        ),
+        (COLLECTIVE, 0),
+        "rank 0 timed out in ALLREDUCE number 5 and rank 1 timed out in BROADCAST number 5",
+    ),
+    "without stacks and output": (
+        Left({0: STARTED}, AT_LIMIT),
+        (ELSEWHERE, 0),
+        "",
+        "\n  ranks 0, 1, step 0: no stack, and output.log is empty\n",
+    ),
+    "without stacks": (
+        Left({0: {"pid": "7"} | log("\n".join(f"line {number}" for number in range(50)))}, AT_LIMIT),
+        (ELSEWHERE, 0),
+        "",
+        "rank 0, step 0: no stack; the log ends with: line 48 | line 49",
+    ),
+    "frames of the harness are left out": (
+        Left({0: stuck(IN_HARNESS, 2)}, AT_LIMIT),
+        (ELSEWHERE, 1),
+        "",
+        "\n  rank 0, step 2: call (torch/nn/module.py:1) < step (home/me/train.py:1)\n",
+    ),
     "users' own code is reached": (
         Left({0: stuck(frames(*LIBRARIES, "/home/me/train.py:step", "/home/me/train.py:main"), 2)}, AT_LIMIT),
-        (ELSEWHERE, 1), "",
-        "\n  rank 0, step 2: call (torch/nn/m0.py:1) < call (torch/nn/m1.py:1) < ... < step (home/me/train.py:1)\n"),
+        (ELSEWHERE, 1),
+        "",
+        "\n  rank 0, step 2: call (torch/nn/m0.py:1) < call (torch/nn/m1.py:1) < ... < step (home/me/train.py:1)\n",
+    ),
     "ranks at one place share a line": (
-        Left({rank: stuck(COMPUTING if rank == 3 else WAITING, 7) for rank in range(5)}, AT_LIMIT), (COLLECTIVE, 3),
-        "ranks 0-2, 4 wait for rank 3\n  rank 3, step 7: tokenize ", "\n  ranks 0-2, 4, step 7: all_reduce "),
-    "current thread is located": (Left({0: DONE, 1: stuck(OTHER_THREAD + COMPUTING, 7)}, AT_LIMIT), (ELSEWHERE, 1),
-        f"time limit of 60 s reached; rank 1 in no collective\n  rank 1, step 7: {AT_COMPUTE}\n"),
-    "before the first step": (Left({rank: stuck(frames(":get_code"), 0) for rank in (0, 1)}, AT_LIMIT), (ELSEWHERE, 0),
+        Left({rank: stuck(COMPUTING if rank == 3 else WAITING, 7) for rank in range(5)}, AT_LIMIT),
+        (COLLECTIVE, 3),
+        "ranks 0-2, 4 wait for rank 3\n  rank 3, step 7: tokenize ",
+        "\n  ranks 0-2, 4, step 7: all_reduce ",
+    ),
+    "current thread is located": (
+        Left({0: DONE, 1: stuck(OTHER_THREAD + COMPUTING, 7)}, AT_LIMIT),
+        (ELSEWHERE, 1),
+        f"time limit of 60 s reached; rank 1 in no collective\n  rank 1, step 7: {AT_COMPUTE}\n",
+    ),
+    "before the first step": (
+        Left({rank: stuck(frames(":get_code"), 0) for rank in (0, 1)}, AT_LIMIT),
+        (ELSEWHERE, 0),
         "ranks 0, 1 in no collective, before the first measured step: a hang, or a start that takes longer",
-        "get_code (:1)"),
+        "get_code (:1)",
+    ),
     "imports torch.distributed": (
-        Left({0: stuck(IMPORTING, 0),
-              1: stuck(frames("/v/torch/distributed/tensor/_api.py:_ToTorchTensor") + IMPORTING, 0)}, AT_LIMIT),
-        (ELSEWHERE, 0), "ranks 0, 1 in no collective"),
-}  # fmt: skip
+        Left(
+            {
+                0: stuck(IMPORTING, 0),
+                1: stuck(frames("/v/torch/distributed/tensor/_api.py:_ToTorchTensor") + IMPORTING, 0),
+            },
+            AT_LIMIT,
+        ),
+        (ELSEWHERE, 0),
+        "ranks 0, 1 in no collective",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", HANGS.values(), ids=HANGS)
@@ -407,7 +553,7 @@ def test_hang_names_the_rank_that_others_wait_for_and_where_ranks_are(tmp_path, 
 
 
 @pytest.mark.parametrize("reason", [EndReason.RANK_ERROR, EndReason.TIME_LIMIT])
-def test_rank_that_the_guard_stopped_is_not_said_to_have_exited_although_it_left_no_stack(tmp_path, reason):
+def test_rank_that_the_guard_stopped_is_not_said_to_have_exited(tmp_path, reason):
     left = Left({0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | {"pid": "8"}}, ended(reason, None))
     assert "rank 1 exited with code 0" in diagnose(tmp_path, left).text
     text = diagnose(tmp_path, replace(left, outcome=replace(left.outcome, stopped=(5, 8)))).text
@@ -578,11 +724,17 @@ def test_rank_that_left_its_own_order_of_collectives_is_named(tmp_path, rank, wh
     assert found.headline.count(f"(number {len(skipping)})") == 2
 
 
-@pytest.mark.parametrize(("behind", "said"), [
-    (0, "; all have entered gloo:all_reduce number 2 in step 5: the limit is too short, the loop makes no further "
-        "step, or the network has failed"),
-    (1, "; rank 0 waits for rank 1, which never entered gloo:all_reduce number 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("behind", "said"),
+    [
+        (
+            0,
+            "; all have entered gloo:all_reduce number 2 in step 5: the limit is too short, the loop makes no further "
+            "step, or the network has failed",
+        ),
+        (1, "; rank 0 waits for rank 1, which never entered gloo:all_reduce number 2"),
+    ],
+)
 def test_ranks_that_are_all_in_one_collective_wait_for_none_of_them(tmp_path, behind, said):
     names = [["broadcast", "all_reduce"], ["broadcast", "all_reduce"][: 2 - behind]]
     ranks = {rank: stuck(IN_BACKWARD, 5) | recorded(rank, *names[rank], retired=1) for rank in range(2)}
@@ -607,7 +759,7 @@ def test_sends_and_collectives_of_groups_that_a_rank_never_used_are_not_missed(t
     assert "never entered" not in diagnose(tmp_path, Left(ranks, AT_LIMIT)).text
 
 
-def test_rank_that_waits_for_its_data_with_no_collective_in_flight_is_not_waiting_for_peers(tmp_path):
+def test_rank_that_waits_for_its_data_is_not_waiting_for_peers(tmp_path):
     ranks = {rank: stuck(WAITING_FOR_WORK, 5) | recorded(rank, "all_reduce", retired=1) for rank in range(2)}
     text = diagnose(tmp_path, Left(ranks, AT_LIMIT)).text
     assert "hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective" in text
@@ -620,21 +772,36 @@ VANISHED = (
 COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the command train.py ended with exit code 1"}
 
 
-@pytest.mark.parametrize(("ranks", "outcome", "said", "rank"), [
-    ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
-    ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
-    ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
-    ({0: DONE}, ended(EndReason.RANK_GONE, None), "rank 1 never reported; the command train.py was still running", 1),
-    ({0: DONE, 1: STARTED}, ended(status=1),
-     f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
-    ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
-    ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
-    ({0: lost_peer(5), 1: STARTED}, ended(status=1),
-     f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
-    ({0: DONE, 1: STARTED}, ended(EndReason.RANK_GONE, None),
-     f"{VANISHED}; the command train.py was still run", 1),
-], ids=["none", "absent", "absent at the limit", "absent beside gone", "killed", "exit code", "raised", "peer lost",
-        "gone"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "outcome", "said", "rank"),
+    [
+        ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
+        ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
+        ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
+        (
+            {0: DONE},
+            ended(EndReason.RANK_GONE, None),
+            "rank 1 never reported; the command train.py was still running",
+            1,
+        ),
+        ({0: DONE, 1: STARTED}, ended(status=1), f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
+        ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
+        ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
+        ({0: lost_peer(5), 1: STARTED}, ended(status=1), f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
+        ({0: DONE, 1: STARTED}, ended(EndReason.RANK_GONE, None), f"{VANISHED}; the command train.py was still run", 1),
+    ],
+    ids=[
+        "none",
+        "absent",
+        "absent at the limit",
+        "absent beside gone",
+        "killed",
+        "exit code",
+        "raised",
+        "peer lost",
+        "gone",
+    ],
+)
 def test_rank_of_a_command_that_did_not_end_well_is_named(tmp_path, ranks, outcome, said, rank):
     found = diagnose(tmp_path, Left(ranks, outcome, starts_ranks=True))
     assert said in found.headline

@@ -44,7 +44,7 @@ def test_sample_is_at_most_twenty_steps_in_order(steps):
     assert sample[0] == 0.0
 
 
-def test_memory_is_the_largest_over_ranks_and_other_metrics_their_mean_with_all_digits_of_counts():
+def test_memory_is_the_largest_over_ranks_and_other_metrics_are_means():
     names = ("peak_memory_bytes", "tokens_per_s", "reduce_scatter_bytes_per_step")
     ranks = dict(zip(names, ([10.0, 30.0], [1234567.25, 1234567.0], [10_000_001.0, 10_000_000.0]), strict=True))
     means = dict(zip(names, (30.0, 1.23457e6, 10_000_000.5), strict=True))

@@ -21,14 +21,18 @@ WHOLE = {STARTED: 101.0, IMPORTED: 103.0, SET_UP: 104.0, RAN: 110.0}
 LATER = {STARTED: 102.0, IMPORTED: 103.0, SET_UP: 106.0, RAN: 111.0}
 
 
-@pytest.mark.parametrize(("ranks", "began_s", "phases"), [
-    ([WHOLE, LATER], 100.0, {"start": 2.0, "import": 2.0, "init": 3.0, "run": 6.0, "leave": 1.5}),
-    ([{STARTED: 101.0, RAN: 110.0}], 100.0, {"start": 1.0, "leave": 2.5}),
-    ([WHOLE, {}], 100.0, {}),
-    ([WHOLE, {STARTED: 101.0}], 100.0, {"start": 1.0}),
-    ([WHOLE, {STARTED: 101.0, IMPORTED: 103.0}], 100.0, {"start": 1.0, "import": 2.0}),
-    ([WHOLE | {SET_UP: 90.0}], 105.0, {"start": 0.0, "import": 2.0, "init": 0.0, "run": 20.0, "leave": 2.5}),
-], ids=["slowest rank", "script", "no mark", "ended in import", "ended in init", "clock set back"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "began_s", "phases"),
+    [
+        ([WHOLE, LATER], 100.0, {"start": 2.0, "import": 2.0, "init": 3.0, "run": 6.0, "leave": 1.5}),
+        ([{STARTED: 101.0, RAN: 110.0}], 100.0, {"start": 1.0, "leave": 2.5}),
+        ([WHOLE, {}], 100.0, {}),
+        ([WHOLE, {STARTED: 101.0}], 100.0, {"start": 1.0}),
+        ([WHOLE, {STARTED: 101.0, IMPORTED: 103.0}], 100.0, {"start": 1.0, "import": 2.0}),
+        ([WHOLE | {SET_UP: 90.0}], 105.0, {"start": 0.0, "import": 2.0, "init": 0.0, "run": 20.0, "leave": 2.5}),
+    ],
+    ids=["slowest rank", "script", "no mark", "ended in import", "ended in init", "clock set back"],
+)
 def test_phases_are_those_that_every_rank_has_ended_and_of_the_slowest(tmp_path, ranks, began_s, phases):
     assert phases_s(folders(tmp_path, *ranks), began_s, 112.5) == phases
 
@@ -47,7 +51,7 @@ def test_what_is_no_mark_is_left_out(tmp_path, text):
     assert phases_s([folder], 100.0, 112.0) == {"start": 1.0}
 
 
-def test_marks_are_read_as_they_are_left_and_one_that_can_not_be_left_does_not_end_the_rank(tmp_path):
+def test_marks_are_read_as_left_and_a_failed_mark_does_not_end_the_rank(tmp_path):
     began_s = time.time()
     for name in (STARTED, IMPORTED):
         leave_mark(tmp_path, name)

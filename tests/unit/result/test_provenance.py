@@ -35,7 +35,7 @@ def repository(tmp_path):
     return folder
 
 
-def test_version_has_the_commit_and_the_branch_and_is_dirty_if_a_tracked_file_differs(repository):
+def test_version_has_commit_and_branch_and_is_dirty_if_a_tracked_file_differs(repository):
     (repository / "notes.txt").write_text("note")
     commit = git(repository, "rev-parse", "HEAD")
     assert code_version(repository) == (commit, "main", False)

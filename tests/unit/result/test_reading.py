@@ -33,9 +33,14 @@ from tests.unit.builders import (
 )
 
 STEP = {
-    "step_ms": 10.0, "compute_ms": 6.0, "comm_ms": 3.0, "copy_ms": 0.0, "idle_ms": 3.0, "hidden_comm_ms": 2.0,
+    "step_ms": 10.0,
+    "compute_ms": 6.0,
+    "comm_ms": 3.0,
+    "copy_ms": 0.0,
+    "idle_ms": 3.0,
+    "hidden_comm_ms": 2.0,
     "collectives": {"all_gather": {"total_ms": 3.0, "hidden_ms": 2.0}},
-}  # fmt: skip
+}
 LANES = {"compute": [[0.0, 6.0]], "all_gather": [[4.0, 7.0]]}
 
 
@@ -132,33 +137,38 @@ def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
     assert message in rank_file_error(tmp_path, text)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"passed": "yes"}, '$.passed: got "yes"; Expected `bool`'),
-    ({"step_times_ms": [1.0, -2.0, 3.0]}, "$.step_times_ms[1]: got -2.0; Expected `float` >= 0"),
-    ({"step_times_ms": []}, "$.step_times_ms: Expected `array` of length >= 1"),
-    ({"metrics": {"a": 1.0, "b": None, "c": None}}, '$.metrics["b"]: got null; Expected `float`, got `null`'),
-    ({"metrics": {"a": 1.0, "Tokens/s": 1.0}}, '$.metrics: got "Tokens/s"; Expected `str` matching regex'),
-    ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
-    ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
-    ({"extra": 1}, "extra"),
-    ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
-    ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
-    ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
-    ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
-    # Values that contradict each other.
-    ({"passed": True, "failure_count": 2}, "passed is True with failure_count 2"),
-    ({"passed": False, "failure_count": 0}, "passed is False with failure_count 0"),
-    ({"total_iterations": 2}, "3 iterations configured, 2 done, 3 step times; they have to be equal"),
-    ({"configured_iterations": 4}, "4 iterations configured, 3 done, 3 step times; they have to be equal"),
-    ({"step_times_ms": [1.0]}, "3 iterations configured, 3 done, 1 step times; they have to be equal"),
-    *(
-        ({name: [2.0, 1.0]}, f"{name} has 2 values for 3 measured steps; record it after every step, as recorder.")
-        for name in ("loss", "grad_norm")
-    ),
-    ({"collective_ms": [1.0] * 4}, "collective_ms has 4 entries for 3 steps; allowed is one per step"),
-    ({"tensor_hashes": {"weights": {"names": ["w", "v"], "shapes": [[2]] * 2, "steps": {"3": ["0" * 32] * 3}}}},
-     "hashes of weights: 2 names, 3 entries of step 3; they have to be equal"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"passed": "yes"}, '$.passed: got "yes"; Expected `bool`'),
+        ({"step_times_ms": [1.0, -2.0, 3.0]}, "$.step_times_ms[1]: got -2.0; Expected `float` >= 0"),
+        ({"step_times_ms": []}, "$.step_times_ms: Expected `array` of length >= 1"),
+        ({"metrics": {"a": 1.0, "b": None, "c": None}}, '$.metrics["b"]: got null; Expected `float`, got `null`'),
+        ({"metrics": {"a": 1.0, "Tokens/s": 1.0}}, '$.metrics: got "Tokens/s"; Expected `str` matching regex'),
+        ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
+        ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
+        ({"extra": 1}, "extra"),
+        ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
+        ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
+        ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
+        ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
+        # Values that contradict each other.
+        ({"passed": True, "failure_count": 2}, "passed is True with failure_count 2"),
+        ({"passed": False, "failure_count": 0}, "passed is False with failure_count 0"),
+        ({"total_iterations": 2}, "3 iterations configured, 2 done, 3 step times; they have to be equal"),
+        ({"configured_iterations": 4}, "4 iterations configured, 3 done, 3 step times; they have to be equal"),
+        ({"step_times_ms": [1.0]}, "3 iterations configured, 3 done, 1 step times; they have to be equal"),
+        *(
+            ({name: [2.0, 1.0]}, f"{name} has 2 values for 3 measured steps; record it after every step, as recorder.")
+            for name in ("loss", "grad_norm")
+        ),
+        ({"collective_ms": [1.0] * 4}, "collective_ms has 4 entries for 3 steps; allowed is one per step"),
+        (
+            {"tensor_hashes": {"weights": {"names": ["w", "v"], "shapes": [[2]] * 2, "steps": {"3": ["0" * 32] * 3}}}},
+            "hashes of weights: 2 names, 3 entries of step 3; they have to be equal",
+        ),
+    ],
+)
 def test_wrong_value_of_a_rank_is_named_with_its_place_and_what_is_allowed(tmp_path, changes, message):
     assert message in rank_value_error(tmp_path, **changes)
 
@@ -170,24 +180,29 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
     assert message.endswith("reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank")
 
 
-@pytest.mark.parametrize(("changes", "what"), [
-    ({"weight_hashes": {"3": "cd" * 8}}, "weight_hashes of rank 1 is {'3': 'cdcdcdcdcdcdcdcd'}, of rank 0"),
-    ({"loss": [3.0, 2.0, 9.0]}, "loss of rank 1 is [3.0, 2.0, 9.0], of rank 0 [3.0, 2.0, 1.0]"),
-    ({"grad_norm": [1.5] * 3}, "grad_norm of rank 1 is [1.5, 1.5, 1.5], of rank 0 []"),
-    ({"metrics": {}}, "metrics of rank 1 is [], of rank 0 ['tokens_per_s']"),
-    ({"step_times_ms": [1.0, 2.0], "configured_iterations": 2, "total_iterations": 2, "loss": [3.0, 2.0]},
-     "number of step times of rank 1 is 2, of rank 0 3; they have to be equal"),
-    ({"canary_before": {"gemm_ms": 1.0}}, "canary_before of rank 1 is ['gemm_ms'], of rank 0 []"),
-    ({"canary_after": {"gemm_ms": 1.0}}, "canary_after of rank 1 is ['gemm_ms'], of rank 0 []"),
-    ({"tensor_hashes": {"weights": {"names": [], "shapes": [], "steps": {}}}}, "tensor_hashes of rank 1 is"),
-    ({"overlap": [STEP]}, "number of profiled steps of rank 1 is 1, of rank 0 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"weight_hashes": {"3": "cd" * 8}}, "weight_hashes of rank 1 is {'3': 'cdcdcdcdcdcdcdcd'}, of rank 0"),
+        ({"loss": [3.0, 2.0, 9.0]}, "loss of rank 1 is [3.0, 2.0, 9.0], of rank 0 [3.0, 2.0, 1.0]"),
+        ({"grad_norm": [1.5] * 3}, "grad_norm of rank 1 is [1.5, 1.5, 1.5], of rank 0 []"),
+        ({"metrics": {}}, "metrics of rank 1 is [], of rank 0 ['tokens_per_s']"),
+        (
+            {"step_times_ms": [1.0, 2.0], "configured_iterations": 2, "total_iterations": 2, "loss": [3.0, 2.0]},
+            "number of step times of rank 1 is 2, of rank 0 3; they have to be equal",
+        ),
+        ({"canary_before": {"gemm_ms": 1.0}}, "canary_before of rank 1 is ['gemm_ms'], of rank 0 []"),
+        ({"canary_after": {"gemm_ms": 1.0}}, "canary_after of rank 1 is ['gemm_ms'], of rank 0 []"),
+        ({"tensor_hashes": {"weights": {"names": [], "shapes": [], "steps": {}}}}, "tensor_hashes of rank 1 is"),
+        ({"overlap": [STEP]}, "number of profiled steps of rank 1 is 1, of rank 0 0"),
+    ],
+)
 def test_ranks_that_contradict_each_other_are_named(tmp_path, changes, what):
     assert what in ranks_error(tmp_path, **changes)
 
 
 @pytest.mark.parametrize(("known", "waits"), [([5.0, 6.0], [[2.0, 3.0], [5.0, 6.0]]), ([], [[], []])])
-def test_waits_that_ranks_know_of_unequally_many_steps_are_cut_to_the_last_ones_in_common(tmp_path, known, waits):
+def test_waits_of_unequally_many_steps_are_cut_to_the_last_in_common(tmp_path, known, waits):
     result = collect(tmp_path, rank_values(collective_ms=[1.0, 2.0, 3.0]), rank_values(collective_ms=known))
     assert result.collective_ms == waits
 
@@ -295,9 +310,15 @@ def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):
 
 
 NAMES = [
-    names.PID_FILE, names.MARKS_FILE, names.PROGRESS_FILE, names.OUTPUT_LOG, names.STACKS_FILE, names.ERROR_FILE,
-    names.IN_FLIGHT_FILE, names.RESULT_FILE,
-]  # fmt: skip
+    names.PID_FILE,
+    names.MARKS_FILE,
+    names.PROGRESS_FILE,
+    names.OUTPUT_LOG,
+    names.STACKS_FILE,
+    names.ERROR_FILE,
+    names.IN_FLIGHT_FILE,
+    names.RESULT_FILE,
+]
 ROOT = Path(__file__).parents[3]
 
 
@@ -330,9 +351,18 @@ def test_link_of_a_rank_is_not_followed(tmp_path):
 
 
 LOCATED = FailureDetail(
-    "all_gather", iteration=4, rank=1, layer=2, source_rank=0, index=7, count=3, total=16, expected=1.5, actual=0.0,
+    "all_gather",
+    iteration=4,
+    rank=1,
+    layer=2,
+    source_rank=0,
+    index=7,
+    count=3,
+    total=16,
+    expected=1.5,
+    actual=0.0,
     cause="zeroed shard",
-)  # fmt: skip
+)
 
 
 def test_failed_check_says_what_it_knows_of_where_how_many_and_what():
@@ -355,8 +385,12 @@ def test_quantiles_of_a_result_are_those_that_verdicts_compare(values, steps):
     assert metrics["step_time_p99"] == pytest.approx(np.quantile(times, 0.99))
 
 
-def test_metrics_over_ranks_are_the_largest_peak_and_the_mean_of_others_also_of_large_values():
+def test_metrics_over_ranks_are_the_largest_peak_and_the_mean_of_others():
     ranks = {"peak_x": [1.0, 3.0], "gemm_throughput_tflops": [1, 2], "x": [1.7e308, 1.7e308]}
     assert make_result([[1.0], [2.0]], rank_metrics=ranks).metrics == {
-        "peak_x": 3.0, "gemm_throughput_tflops": 1.5, "gemm_throughput": 1.5, "x": 1.7e308, "step_time_p50": 2.0,
-    }  # fmt: skip
+        "peak_x": 3.0,
+        "gemm_throughput_tflops": 1.5,
+        "gemm_throughput": 1.5,
+        "x": 1.7e308,
+        "step_time_p50": 2.0,
+    }

@@ -33,17 +33,31 @@ STATE = (
     | st.builds(NotApplicable, st.sampled_from(Reason))
 )
 VERDICT = st.builds(
-    Verdict, case=st.text(), metric=st.just("step_time_p50"), state=STATE, value=VALUE,
-    baseline=VALUE, delta=CHANGE, tolerance=TOLERANCE, reference=REFERENCE, detail=st.text(),
-    low=CHANGE, high=CHANGE, launches=st.integers(1, 13),
-)  # fmt: skip
+    Verdict,
+    case=st.text(),
+    metric=st.just("step_time_p50"),
+    state=STATE,
+    value=VALUE,
+    baseline=VALUE,
+    delta=CHANGE,
+    tolerance=TOLERANCE,
+    reference=REFERENCE,
+    detail=st.text(),
+    low=CHANGE,
+    high=CHANGE,
+    launches=st.integers(1, 13),
+)
 NOTE = st.builds(Note, st.text(), st.sampled_from(NoteKind))
 COMPARISON = st.builds(
-    Comparison, case=st.text(), kind=st.sampled_from(ReferenceKind),
+    Comparison,
+    case=st.text(),
+    kind=st.sampled_from(ReferenceKind),
     launches=st.lists(st.builds(ComparedLaunch, st.sampled_from(Side), st.just(make_facts())), max_size=2).map(tuple),
-    rows=st.lists(VERDICT, max_size=2).map(tuple), notes=st.lists(NOTE, max_size=2).map(tuple), baseline=st.text(),
+    rows=st.lists(VERDICT, max_size=2).map(tuple),
+    notes=st.lists(NOTE, max_size=2).map(tuple),
+    baseline=st.text(),
     new=st.none() | st.just(NewBaseline(make_baseline(), "digest", ("a line",))),
-)  # fmt: skip
+)
 TIMES_S = st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6))
 LAUNCH = st.builds(
     LaunchNote,

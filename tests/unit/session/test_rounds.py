@@ -148,9 +148,14 @@ CONFIG = {"steps": 20, "dtype": "float32"}
 
 
 def text_of(
-    baseline: Baseline | None, config: dict[str, object] = CONFIG, test: str = "tests/test_a.py::test_x",
-    marked: dict[str, Tolerance] | None = None, num_launches: int = 1, commit: tuple[str, ...] = (), **facts: object,
-) -> list[str]:  # fmt: skip
+    baseline: Baseline | None,
+    config: dict[str, object] = CONFIG,
+    test: str = "tests/test_a.py::test_x",
+    marked: dict[str, Tolerance] | None = None,
+    num_launches: int = 1,
+    commit: tuple[str, ...] = (),
+    **facts: object,
+) -> list[str]:
     launches = [make_facts(**facts)] * num_launches
     marked = marked or {"peak_memory_bytes": Tolerance(0.02)}
     comparison = StoredComparison(

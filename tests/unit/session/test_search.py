@@ -56,7 +56,7 @@ def test_commit_that_lost_a_metric_is_named():
     assert text.startswith("case: found: c3\n")
 
 
-def test_change_in_small_parts_names_a_likeliest_commit_and_does_not_claim_to_have_found_one():
+def test_change_in_small_parts_names_a_likeliest_commit_only():
     text, commits = search("step_time_p50", lambda number: timed(10.0 * 1.02**number))
     assert "undecided: likeliest is c" in text
     assert not commits.finding.commits

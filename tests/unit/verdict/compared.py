@@ -11,9 +11,14 @@ LONG = {"num_steps": 100, "step_time_ms": {"mean": 10.0, "p50": 10.0, "p99": 12.
 SURE = {"torch": "2.11.0", "device": "cuda", "deterministic_algorithms": True, "bitwise_reproducible": True}
 PINNED = "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2"
 PINNED_CPU = {
-    "torch": "2.11.0", "device": "cpu", "cpu_capability": "AVX2", "cpu_kernels": PINNED, "num_threads": 1,
-    "deterministic_algorithms": False, "bitwise_reproducible": True,
-}  # fmt: skip
+    "torch": "2.11.0",
+    "device": "cpu",
+    "cpu_capability": "AVX2",
+    "cpu_kernels": PINNED,
+    "num_threads": 1,
+    "deterministic_algorithms": False,
+    "bitwise_reproducible": True,
+}
 OTHER_WEIGHTS = {"10": "f" * 16}
 
 

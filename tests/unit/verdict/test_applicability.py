@@ -44,13 +44,18 @@ def test_marked_p99_of_few_steps_is_refused_with_the_remedy():
     )
 
 
-@pytest.mark.parametrize(("recorded", "config", "texts"), [
-    (CONFIG, CONFIG | {"steps": 30}, ("steps=20", "steps=30")),
-    (CONFIG, {"steps": 20}, ("dtype='float32'", "no key dtype")),
-    ({"lr": 0.1, "steps": 20, "old": "x", "model": {"layers": 2}},
-     {"lr": 0.2, "steps": 20, "new": None, "model": {"layers": 3}},
-     ("lr=0.1, model={'layers': 2}, no key new, old='x'", "lr=0.2, model={'layers': 3}, new=None, no key old")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recorded", "config", "texts"),
+    [
+        (CONFIG, CONFIG | {"steps": 30}, ("steps=20", "steps=30")),
+        (CONFIG, {"steps": 20}, ("dtype='float32'", "no key dtype")),
+        (
+            {"lr": 0.1, "steps": 20, "old": "x", "model": {"layers": 2}},
+            {"lr": 0.2, "steps": 20, "new": None, "model": {"layers": 3}},
+            ("lr=0.1, model={'layers': 2}, no key new, old='x'", "lr=0.2, model={'layers': 3}, new=None, no key old"),
+        ),
+    ],
+)
 def test_baseline_of_another_config_is_missing_and_names_every_key(recorded, config, texts):
     row = check(make_facts(), baseline=make_baseline(config=recorded), config=config)["step_time_p50"]
     detail = f"the baseline was recorded with {texts[0]}, the test has {texts[1]}"
@@ -215,35 +220,54 @@ def without(fact: str) -> dict[str, object]:
     return {key: value for key, value in SURE.items() if key != fact}
 
 
-@pytest.mark.parametrize(("recorded", "environment", "outcome", "detail"), [
-    (PLAIN, NEWER, Outcome.NOT_APPLICABLE, "other environment: torch '2.11.0' -> '2.12.0'"),
-    (SURE, SURE | {"nccl": "2.27"}, Outcome.NOT_APPLICABLE, "other environment: nccl None -> '2.27'"),
-    # Every fact that differs is named.
-    (SURE | {"nccl": "2.26"}, SURE | {"nccl": "2.27", "cudnn": 91002, "device_name": "H200"}, Outcome.NOT_APPLICABLE,
-     "other environment: cudnn None -> 91002, device_name None -> 'H200', nccl '2.26' -> '2.27'"),
-    # Launches before this fact did not report it.
-    (SURE | {"cublas": "12.8"}, SURE | {"cublas": "12.9"}, Outcome.NOT_APPLICABLE,
-     "other environment: cublas '12.8' -> '12.9'"),
-    (SURE, SURE | {"cublas": "12.9"}, Outcome.REGRESSION, ""),
-    (PLAIN | {"hip": None}, PLAIN, Outcome.REGRESSION, ""),
-    (LOOSE, LOOSE, Outcome.NOT_APPLICABLE, IRREPRODUCIBLE),
-    (LOOSE, SURE, Outcome.NOT_APPLICABLE, IRREPRODUCIBLE),
-    *(
-        (SURE, without(fact), Outcome.MISSING, f"the launch does not report {fact}, which is {SURE[fact]!r} in the")
-        for fact in ("torch", "deterministic_algorithms", "bitwise_reproducible")
-    ),
-    # Another machine outweighs a setting of the code.
-    (PINNED_CPU, PINNED_CPU | {"torch": "2.12.0", "num_threads": 2}, Outcome.NOT_APPLICABLE,
-     "other environment: torch '2.11.0' -> '2.12.0'"),
-    (PINNED_CPU, PINNED_CPU | {"cpu_capability": "DEFAULT", "cpu_kernels": None, "num_threads": 2},
-     Outcome.NOT_APPLICABLE, "other environment: cpu_capability 'AVX2' -> 'DEFAULT', cpu_kernels "),
-    # Pins that code sets on a CPU that the launcher does not pin are a setting.
-    (ARM, ARM | {"cpu_kernels": "MKL_CBWR=AVX2"}, Outcome.REGRESSION, "changed settings: cpu_kernels None -> "),
-    (ARM, ARM | DEFAULT_PINS, Outcome.REGRESSION, "changed settings: cpu_capability 'SVE256' -> 'DEFAULT'"),
-    # CPUs that the launcher does not pin are other machines by their capability.
-    (OLD_CPU, OLD_CPU | {"cpu_capability": "DEFAULT"}, Outcome.NOT_APPLICABLE, "other environment: cpu_"),
-    (OLD_CPU, OLD_CPU | {"cpu_capability": "SVE256"}, Outcome.NOT_APPLICABLE, "other environment: cpu_"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recorded", "environment", "outcome", "detail"),
+    [
+        (PLAIN, NEWER, Outcome.NOT_APPLICABLE, "other environment: torch '2.11.0' -> '2.12.0'"),
+        (SURE, SURE | {"nccl": "2.27"}, Outcome.NOT_APPLICABLE, "other environment: nccl None -> '2.27'"),
+        # Every fact that differs is named.
+        (
+            SURE | {"nccl": "2.26"},
+            SURE | {"nccl": "2.27", "cudnn": 91002, "device_name": "H200"},
+            Outcome.NOT_APPLICABLE,
+            "other environment: cudnn None -> 91002, device_name None -> 'H200', nccl '2.26' -> '2.27'",
+        ),
+        # Launches before this fact did not report it.
+        (
+            SURE | {"cublas": "12.8"},
+            SURE | {"cublas": "12.9"},
+            Outcome.NOT_APPLICABLE,
+            "other environment: cublas '12.8' -> '12.9'",
+        ),
+        (SURE, SURE | {"cublas": "12.9"}, Outcome.REGRESSION, ""),
+        (PLAIN | {"hip": None}, PLAIN, Outcome.REGRESSION, ""),
+        (LOOSE, LOOSE, Outcome.NOT_APPLICABLE, IRREPRODUCIBLE),
+        (LOOSE, SURE, Outcome.NOT_APPLICABLE, IRREPRODUCIBLE),
+        *(
+            (SURE, without(fact), Outcome.MISSING, f"the launch does not report {fact}, which is {SURE[fact]!r} in the")
+            for fact in ("torch", "deterministic_algorithms", "bitwise_reproducible")
+        ),
+        # Another machine outweighs a setting of the code.
+        (
+            PINNED_CPU,
+            PINNED_CPU | {"torch": "2.12.0", "num_threads": 2},
+            Outcome.NOT_APPLICABLE,
+            "other environment: torch '2.11.0' -> '2.12.0'",
+        ),
+        (
+            PINNED_CPU,
+            PINNED_CPU | {"cpu_capability": "DEFAULT", "cpu_kernels": None, "num_threads": 2},
+            Outcome.NOT_APPLICABLE,
+            "other environment: cpu_capability 'AVX2' -> 'DEFAULT', cpu_kernels ",
+        ),
+        # Pins that code sets on a CPU that the launcher does not pin are a setting.
+        (ARM, ARM | {"cpu_kernels": "MKL_CBWR=AVX2"}, Outcome.REGRESSION, "changed settings: cpu_kernels None -> "),
+        (ARM, ARM | DEFAULT_PINS, Outcome.REGRESSION, "changed settings: cpu_capability 'SVE256' -> 'DEFAULT'"),
+        # CPUs that the launcher does not pin are other machines by their capability.
+        (OLD_CPU, OLD_CPU | {"cpu_capability": "DEFAULT"}, Outcome.NOT_APPLICABLE, "other environment: cpu_"),
+        (OLD_CPU, OLD_CPU | {"cpu_capability": "SVE256"}, Outcome.NOT_APPLICABLE, "other environment: cpu_"),
+    ],
+)
 def test_other_hash_is_judged_by_what_differs_in_the_environment(recorded, environment, outcome, detail):
     baseline = make_baseline(launches=stored(make_facts(environment=recorded)))
     row = check(make_facts(environment=environment, weight_hashes=OTHER_WEIGHTS), baseline=baseline)["weight_hash"]

@@ -118,33 +118,45 @@ def test_file_has_one_sorted_fact_a_line(tmp_path):
     assert of_launch[: len(of_launch) // 2] == sorted(set(of_launch))
 
 
-@pytest.mark.parametrize(("path", "value", "message"), [
-    ("launches.0.facts.num_steps", "20", '$.launches[0].facts.num_steps: got "20"; Expected `int`'),
-    ("launches.0.facts.num_steps", 0, "$.launches[0].facts.num_steps: got 0; Expected `int` >= 1"),
-    ("launches.0.facts.step_time_ms", {"p50": -1.0}, "$.launches[0].facts.step_time_ms"),
-    *(("launches.0.facts.step_time_ms", dict.fromkeys({*STEP_TIMES, "p10"} - {name}, 1.0), f": {name} is missing")
-      for name in ("p50", "p99", "max")),
-    *(("launches.0.facts.costs", [{"ranks": ranks, "costs": {}}], f"got ranks {ranks}, allowed is each rank once")
-      for ranks in ([1, 2], [0, 0], [0, 5])),
-    ("launches.0.facts.launcher", "MPI run", "^[a-z][a-z0-9_-]{0,39}$"),
-    ("launches.0.facts.weight_hashes", {"3": "xyz"}, "^[0-9a-f]{16,64}$"),
-    ("launches.0.facts.provenance.block", "here", 'provenance.block: got "here"; Expected `str` matching regex'),
-    ("launches", [], "$.launches: Expected `array` of length >= 1"),
-    ("launches", {}, "$.launches: Expected `array`"),
-    ("config", [], "$.config: Expected `object`"),
-    ("extra", 1, "unknown key 'extra'"),
-    ("launches.0.facts.slowest_rank_p50_ms", 1.0, "unknown key 'slowest_rank_p50_ms'"),
-    ("launches.0.revision", 0, "$.launches[0].revision: got 0; Expected `int` >= 1"),
-    ("launches.0.center", 1, "$.launches[0].center: got 1; Expected `bool`"),
-    ("launches.0.facts.canary_ms", {"fft_ms": 1.0}, "^(gemm|all_reduce)_ms$"),
-    ("forced", {"first": "why"}, "^[1-9][0-9]{0,5}$"),
-    ("forced", {"1": ""}, "length >= 1"),
-    *((key, ABSENT, f"missing required field `{key}`") for key in ("case", "test", "platform", "workload", "config")),
-    ("launches", ABSENT, "missing required field `launches`"),
-    *(("launches.0.facts.provenance.measured_at", moment, f"measured_at: got '{moment}'")
-      for moment in ("2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-01-01T24:61:00Z")),
-    *(("schema_version", version, OTHER_VERSION.format(version)) for version in (4, 7, "6", None)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("launches.0.facts.num_steps", "20", '$.launches[0].facts.num_steps: got "20"; Expected `int`'),
+        ("launches.0.facts.num_steps", 0, "$.launches[0].facts.num_steps: got 0; Expected `int` >= 1"),
+        ("launches.0.facts.step_time_ms", {"p50": -1.0}, "$.launches[0].facts.step_time_ms"),
+        *(
+            ("launches.0.facts.step_time_ms", dict.fromkeys({*STEP_TIMES, "p10"} - {name}, 1.0), f": {name} is missing")
+            for name in ("p50", "p99", "max")
+        ),
+        *(
+            ("launches.0.facts.costs", [{"ranks": ranks, "costs": {}}], f"got ranks {ranks}, allowed is each rank once")
+            for ranks in ([1, 2], [0, 0], [0, 5])
+        ),
+        ("launches.0.facts.launcher", "MPI run", "^[a-z][a-z0-9_-]{0,39}$"),
+        ("launches.0.facts.weight_hashes", {"3": "xyz"}, "^[0-9a-f]{16,64}$"),
+        ("launches.0.facts.provenance.block", "here", 'provenance.block: got "here"; Expected `str` matching regex'),
+        ("launches", [], "$.launches: Expected `array` of length >= 1"),
+        ("launches", {}, "$.launches: Expected `array`"),
+        ("config", [], "$.config: Expected `object`"),
+        ("extra", 1, "unknown key 'extra'"),
+        ("launches.0.facts.slowest_rank_p50_ms", 1.0, "unknown key 'slowest_rank_p50_ms'"),
+        ("launches.0.revision", 0, "$.launches[0].revision: got 0; Expected `int` >= 1"),
+        ("launches.0.center", 1, "$.launches[0].center: got 1; Expected `bool`"),
+        ("launches.0.facts.canary_ms", {"fft_ms": 1.0}, "^(gemm|all_reduce)_ms$"),
+        ("forced", {"first": "why"}, "^[1-9][0-9]{0,5}$"),
+        ("forced", {"1": ""}, "length >= 1"),
+        *(
+            (key, ABSENT, f"missing required field `{key}`")
+            for key in ("case", "test", "platform", "workload", "config")
+        ),
+        ("launches", ABSENT, "missing required field `launches`"),
+        *(
+            ("launches.0.facts.provenance.measured_at", moment, f"measured_at: got '{moment}'")
+            for moment in ("2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-01-01T24:61:00Z")
+        ),
+        *(("schema_version", version, OTHER_VERSION.format(version)) for version in (4, 7, "6", None)),
+    ],
+)
 def test_wrong_value_is_named_with_its_place_and_what_is_allowed_or_to_do(tmp_path, path, value, message):
     def change(document):
         *parents, key = path.split(".")
@@ -191,12 +203,16 @@ def test_baseline_groups_its_launches_by_revision_and_center():
     assert baseline.revisions == [(old,), (new, extra)]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "empty"),
-    ("{", "not valid JSON"),
-    *((text, "schema_version is None") for text in ("[]", "1", "null", '"text"')),
-    (" " * (MAX_BYTES + 1), "larger than the 4,194,304 bytes allowed"),
-], ids=lambda text: text[:20].strip() or "blank")  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        ("{", "not valid JSON"),
+        *((text, "schema_version is None") for text in ("[]", "1", "null", '"text"')),
+        (" " * (MAX_BYTES + 1), "larger than the 4,194,304 bytes allowed"),
+    ],
+    ids=lambda text: text[:20].strip() or "blank",
+)
 def test_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
     path = tmp_path / "baseline.json"
     path.write_text(text)

@@ -40,11 +40,18 @@ def test_sign_of_a_zero_is_a_difference():
 
 
 @pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize(("metric", "lacking", "remedy"), [
-    ("weight_hash", {"weight_hashes": {"3": "c" * 32}}, "1 of steps 1 to 3, but not for step 1; *config hash_every=1"),
-    ("loss", {"loss": []}, "0 of steps 1 to 3, but not for step 1; use recorder.loss"),
-    ("grad_norm", {"grad_norm": [0.3, 0.2]}, "2 of steps 1 to 3, but not for step 3; use recorder.grad_norm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("metric", "lacking", "remedy"),
+    [
+        (
+            "weight_hash",
+            {"weight_hashes": {"3": "c" * 32}},
+            "1 of steps 1 to 3, but not for step 1; *config hash_every=1",
+        ),
+        ("loss", {"loss": []}, "0 of steps 1 to 3, but not for step 1; use recorder.loss"),
+        ("grad_norm", {"grad_norm": [0.3, 0.2]}, "2 of steps 1 to 3, but not for step 3; use recorder.grad_norm"),
+    ],
+)
 def test_what_one_side_lacks_is_lost_and_never_passes(side, metric, lacking, remedy):
     pair = [trained(), trained()]
     pair[side] = trained(**lacking)
@@ -60,7 +67,7 @@ def test_too_few_measured_steps_are_reported_as_such():
     assert "not for step 4; use config steps=25; it measured 3" in row.reason
 
 
-def test_bits_that_differ_between_settings_of_the_code_are_a_regression_that_names_the_setting():
+def test_bits_that_differ_by_a_setting_are_a_regression_that_names_it():
     facts = {"torch": "2.11.0", "device": "cpu", "num_threads": 1}
     candidate = trained(loss=[3.0, 2.0, 9.0], environment=facts | {"num_threads": 2})
     row = rows(candidate, trained(environment=facts))["loss"]
@@ -206,16 +213,20 @@ def test_difference_that_a_capture_makes_disappear_is_explained_by_a_race(losses
 
 def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():
     lines = bitwise.locate_first(
-        make_result([[1.0]], loss=[1.0]), make_result([[1.0]], loss=[2.0]), Difference(1, "loss"), {"steps"},
-        lambda *_: pytest.fail("launched"), lambda _: None,
-    )  # fmt: skip
+        make_result([[1.0]], loss=[1.0]),
+        make_result([[1.0]], loss=[2.0]),
+        Difference(1, "loss"),
+        {"steps"},
+        lambda *_: pytest.fail("launched"),
+        lambda _: None,
+    )
     assert [note.text for note in lines] == [
         "first difference: step 1, loss",
         "not located further: a side has no config keys hash_operators_step and hash_tensors",
     ]
 
 
-def test_module_that_computes_another_output_of_the_same_input_is_named_with_its_rank():
+def test_module_with_another_output_of_the_same_input_is_named_with_its_rank():
     found = line("forward", forward=((), ("layers.0.w:output", ":output")))
     assert found == (
         "2 of 7 inputs and outputs of modules differ on rank 1, first the output of layers.0.w [5, 4]: what layers.0.w "
@@ -348,7 +359,7 @@ def other_program(**wrong) -> list[OperatorCall]:
     return [STEP[0], gather, copied, replace(STEP[2], **wrong)]
 
 
-def test_variants_that_run_other_operators_have_a_difference_only_where_equal_inputs_differ():
+def test_variants_with_other_operators_differ_only_where_equal_inputs_differ():
     line = locate_operator({0: other_program(outputs=("x",))}, {0: STEP})
     assert line.startswith("first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs gave ")
 
@@ -369,11 +380,17 @@ def test_operator_that_the_reference_does_not_run_is_named():
     assert "the reference does not run this operator on these inputs" in line
 
 
-@pytest.mark.parametrize(("here", "there", "expected"), [
-    ({"arguments": "[torch.bfloat16]"}, {"arguments": "[torch.float32]"}, "[torch.bfloat16], the reference's"),
-    ({"outputs": ("x",), "group": "ranks 0, 1", "is_collective": True}, {"group": "ranks 0, 2", "is_collective": True},
-     "it runs with ranks 0, 1, the reference's with ranks 0, 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        ({"arguments": "[torch.bfloat16]"}, {"arguments": "[torch.float32]"}, "[torch.bfloat16], the reference's"),
+        (
+            {"outputs": ("x",), "group": "ranks 0, 1", "is_collective": True},
+            {"group": "ranks 0, 2", "is_collective": True},
+            "it runs with ranks 0, 1, the reference's with ranks 0, 2",
+        ),
+    ],
+)
 def test_call_with_other_arguments_or_another_group_says_which(here, there, expected):
     right = [replace(STEP[0], **there)]
     line = locate_operator({0: [replace(STEP[0], **{"outputs": ("x",), **here})]}, {0: right})
@@ -385,31 +402,46 @@ NAN, INF = {"wrote": 2}, {"wrote": 1}
 FROM_NAN = {"read": 2, "wrote": 2}
 
 
-@pytest.mark.parametrize(("calls", "expected"), [
-    ({0: STEP}, ("no captured operator wrote a NaN", False)),
-    ({0: [call(MM, "a", "b"), call(MM, "n", "m", **FROM_NAN)], 1: [call("aten.log.default", "a", "n", **NAN)]},
-     ("first NaN: aten.log.default in forward of layers.0 (model.py:7) on rank 1, from finite inputs", True)),
-    (
-        # A masked score is infinite in every step; an exponential that overflows is not.
-        {
-            0: [
-                call("aten.masked_fill.Scalar", "a", "i", arguments="[-inf]", **INF),
-                call("aten.exp.default", "a", "j", **INF),
-                call("aten.sub.Tensor", "ij", "n", read=1, wrote=2),
-            ]
-        },
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ({0: STEP}, ("no captured operator wrote a NaN", False)),
         (
-            "first infinity: aten.exp.default in forward of layers.0 (model.py:7) on rank 0, from finite inputs",
-            True,
+            {0: [call(MM, "a", "b"), call(MM, "n", "m", **FROM_NAN)], 1: [call("aten.log.default", "a", "n", **NAN)]},
+            ("first NaN: aten.log.default in forward of layers.0 (model.py:7) on rank 1, from finite inputs", True),
         ),
-    ),
-    ({0: [call(ADAMW, "pq", "rs", parameters=((0, "a.weight"),), **NAN)]},
-     ("first NaN in a.weight: aten._fused_adamw_.default in forward of layers.0 (model.py:7) on rank 0, "
-      "from finite inputs", True)),
-    ({0: [call(MM, "n", "m", **FROM_NAN)]},
-     ("first NaN: aten.mm.default in forward of layers.0 (model.py:7) on rank 0 read one that no operator wrote",
-      False)),
-])  # fmt: skip
+        (
+            # A masked score is infinite in every step; an exponential that overflows is not.
+            {
+                0: [
+                    call("aten.masked_fill.Scalar", "a", "i", arguments="[-inf]", **INF),
+                    call("aten.exp.default", "a", "j", **INF),
+                    call("aten.sub.Tensor", "ij", "n", read=1, wrote=2),
+                ]
+            },
+            (
+                "first infinity: aten.exp.default in forward of layers.0 (model.py:7) on rank 0, from finite inputs",
+                True,
+            ),
+        ),
+        (
+            {0: [call(ADAMW, "pq", "rs", parameters=((0, "a.weight"),), **NAN)]},
+            (
+                "first NaN in a.weight: aten._fused_adamw_.default in forward of layers.0 (model.py:7) on rank 0, "
+                "from finite inputs",
+                True,
+            ),
+        ),
+        (
+            {0: [call(MM, "n", "m", **FROM_NAN)]},
+            (
+                "first NaN: aten.mm.default in forward of layers.0 (model.py:7) on rank 0 read one "
+                "that no operator wrote",
+                False,
+            ),
+        ),
+    ],
+)
 def test_first_nan_is_named_with_its_rank_and_what_it_came_from(calls, expected):
     assert locate_non_finite(calls) == expected
 

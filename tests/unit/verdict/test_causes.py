@@ -127,13 +127,19 @@ NOTES = {
     "slower": ([make_facts(step_time_growth=0.041)], [], ["steps get slower within a launch by at least 4.1%"]),
     "faster": ([make_facts(step_time_growth=-0.2)], [], ["steps get faster within a launch by at least 20.0%"]),
     "growth in one of three": ([*[make_facts()] * 2, make_facts(step_time_growth=0.5)], [], []),
-    "late steps": ([make_facts(), make_facts(late_steps="the host was late in 2 of 8 profiled steps")], [],
-        ["launch 2: the host was late in 2 of 8 profiled steps"]),
-    "clock well below": (clocked(1600.0), clocked(1755.0),
-        ["the SM clock was 9% lower than in the baseline: 1,600 against 1,755 MHz"]),
+    "late steps": (
+        [make_facts(), make_facts(late_steps="the host was late in 2 of 8 profiled steps")],
+        [],
+        ["launch 2: the host was late in 2 of 8 profiled steps"],
+    ),
+    "clock well below": (
+        clocked(1600.0),
+        clocked(1755.0),
+        ["the SM clock was 9% lower than in the baseline: 1,600 against 1,755 MHz"],
+    ),
     "clock a little below": (clocked(1700.0), clocked(1755.0), []),
     "clock, unknown before": (clocked(1600.0), [make_facts()], []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("here", "there", "found"), NOTES.values(), ids=NOTES)
@@ -232,7 +238,7 @@ def test_baseline_from_before_the_breakdown_says_why_there_is_no_split():
     assert note.endswith("since the reference has no breakdown of a step")
 
 
-def test_launches_that_profiled_no_step_say_why_there_is_no_split_unless_nothing_is_profiled():
+def test_launches_that_profiled_no_step_say_why_there_is_no_split():
     assert texts(compared(launches(20.0, 3, None), launches(10.0, 10, USUAL))) == [
         "step_time_p50: the change can't be split, since the launches under test profiled no step",
     ]

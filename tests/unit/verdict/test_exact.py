@@ -59,9 +59,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("recorded", "changed", "text"), SETTINGS)
 @pytest.mark.parametrize("metric", ["weight_hash", "final_loss"])
-def test_changed_number_of_code_that_changed_a_numeric_setting_fails_and_names_the_setting(
-    recorded, changed, text, metric
-):
+def test_changed_number_fails_and_names_the_numeric_setting_that_changed(recorded, changed, text, metric):
     baseline = make_baseline(launches=stored(make_facts(environment=recorded, final_loss=1.0)))
     candidate = make_facts(
         environment=recorded | changed, weight_hashes=OTHER_WEIGHTS, final_loss=2.0, block="elsewhere"
@@ -81,14 +79,23 @@ SLOWER_CPU = PINNED_CPU | {"num_threads": 2}
 EARLIER = make_facts().weight_hashes | {"9": "f" * 16}
 
 
-@pytest.mark.parametrize(("recorded", "changed", "detail"), [
-    ({}, {"weight_hashes": EARLIER}, "after step 9; after the last step, 10, the weights are equal"),
-    ({"environment": PINNED_CPU}, {"weight_hashes": EARLIER, "environment": SLOWER_CPU},
-     "after step 9; after the last step, 10, the weights are equal; changed settings: num_threads 1 -> 2"),
-    # A setting says nothing of a count.
-    ({"environment": PINNED_CPU, "metrics": {"num_parameters": 4.0}},
-     {"environment": SLOWER_CPU, "metrics": {"num_parameters": 5.0}}, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recorded", "changed", "detail"),
+    [
+        ({}, {"weight_hashes": EARLIER}, "after step 9; after the last step, 10, the weights are equal"),
+        (
+            {"environment": PINNED_CPU},
+            {"weight_hashes": EARLIER, "environment": SLOWER_CPU},
+            "after step 9; after the last step, 10, the weights are equal; changed settings: num_threads 1 -> 2",
+        ),
+        # A setting says nothing of a count.
+        (
+            {"environment": PINNED_CPU, "metrics": {"num_parameters": 4.0}},
+            {"environment": SLOWER_CPU, "metrics": {"num_parameters": 5.0}},
+            "",
+        ),
+    ],
+)
 def test_regression_says_after_which_step_and_with_which_settings(recorded, changed, detail):
     verdicts = check(make_facts(**changed), baseline=make_baseline(launches=stored(make_facts(**recorded))))
     assert [row.detail for row in verdicts.rows if row.outcome is Outcome.REGRESSION] == [detail]

@@ -114,16 +114,26 @@ def test_reason_goes_with_the_launches_of_its_revision():
 PLAIN = make_facts().environment
 
 
-@pytest.mark.parametrize(("old", "new", "problem"), [
-    ({}, {"weight_hashes": {"10": "f" * 16}}, "Regression: weight_hash"),
-    ({}, {"p50": 20.0, "count": 1, "weight_hashes": {"10": "f" * 16}}, "Regression: weight_hash"),
-    ({"weight_hashes": {}}, {}, "the baseline has no weight_hash"),
-    ({}, {"launcher": "forkserver"}, "launcher is 'forkserver', the baseline's 'torchrun'"),
-    ({}, {"environment": PLAIN | {"torch": "2.12.0"}}, "torch '2.11.0' -> '2.12.0'"),
-    ({"weight_hashes": {}}, {"weight_hashes": {}, "environment": PLAIN | {"torch": "2.12.0"}},
-     "torch '2.11.0' -> '2.12.0'"),
-    ({"environment": PLAIN | {"num_threads": 1}}, {"environment": PLAIN | {"num_threads": 2}}, "num_threads 1 -> 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ({}, {"weight_hashes": {"10": "f" * 16}}, "Regression: weight_hash"),
+        ({}, {"p50": 20.0, "count": 1, "weight_hashes": {"10": "f" * 16}}, "Regression: weight_hash"),
+        ({"weight_hashes": {}}, {}, "the baseline has no weight_hash"),
+        ({}, {"launcher": "forkserver"}, "launcher is 'forkserver', the baseline's 'torchrun'"),
+        ({}, {"environment": PLAIN | {"torch": "2.12.0"}}, "torch '2.11.0' -> '2.12.0'"),
+        (
+            {"weight_hashes": {}},
+            {"weight_hashes": {}, "environment": PLAIN | {"torch": "2.12.0"}},
+            "torch '2.11.0' -> '2.12.0'",
+        ),
+        (
+            {"environment": PLAIN | {"num_threads": 1}},
+            {"environment": PLAIN | {"num_threads": 2}},
+            "num_threads 1 -> 2",
+        ),
+    ],
+)
 def test_launches_that_differ_are_refused_and_more_of_them_are_not_proposed(old, new, problem):
     message = refusal(baseline_of(**old), baseline_of(seed=1, **new))
     assert problem in message

@@ -86,7 +86,7 @@ def test_cpu_ranks_are_compared_where_a_marker_says_so_by_its_tolerance():
     assert check(around(0.1, 3, build=on_cpu), recorded, marked)["overlap_ratio"].outcome is Outcome.REGRESSION
 
 
-def test_baseline_of_cpu_ranks_from_before_overlap_was_measured_is_not_missing_anything():
+def test_baseline_from_before_overlap_was_measured_is_not_missing_anything():
     older = make_baseline(launches=stored(*[on_cpu()] * 10))
     assert check([launch(0.6, build=on_cpu)] * 3, older)["overlap_ratio"].outcome is Outcome.NOT_APPLICABLE
 
@@ -314,7 +314,7 @@ def test_pair_with_a_late_host_is_left_out():
 
 
 @pytest.mark.parametrize(("lost", "reason"), [(BLOCKED, WAITS), (UNREAD, LARGE)], ids=["blocked", "too large"])
-def test_step_without_overlap_in_one_version_of_a_pair_is_missing_and_in_both_does_not_apply(lost, reason):
+def test_step_without_overlap_is_missing_in_one_version_and_not_applicable_in_both(lost, reason):
     for candidate, reference in ((lost, ahead(0.86)), (ahead(0.86), lost), (lost, lost)):
         row, made = paired([candidate], [reference])
         outcome = Outcome.NOT_APPLICABLE if candidate is reference else Outcome.MISSING

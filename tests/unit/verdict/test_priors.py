@@ -100,7 +100,7 @@ def test_cases_of_several_blocks_give_the_prior_of_blocks():
     assert prior_variance(P50, "cuda", cases).between.value < default_variance(P50, "cuda").between.value / 10
 
 
-def test_stable_case_beside_noisy_ones_keeps_its_tolerance_and_detects_what_it_does_alone():
+def test_stable_case_beside_noisy_ones_detects_what_it_does_alone():
     noisy = [StoredCase(noisy_case(str(number), 0.2)) for number in range(MIN_CASES)]
     stable = make_baseline(launches=stored(*launches_near(10.0, 10, deviation=0.002)))
     slower = launches_near(12.0, 3, deviation=0.002, seed=1)

@@ -66,7 +66,7 @@ def test_first_other_bit_names_step_optimizer_and_ranks():
     assert {str(judged(side, there, there).tolerance) for side in (here, there)} == {"exact"}
 
 
-def test_rank_with_more_steps_does_not_differ_where_one_launch_hashed_only_the_last_step_of_another_rank():
+def test_rank_with_more_steps_does_not_differ_by_steps_that_one_side_hashed():
     short, long = {"2": "1", "3": "1"}, {"2": "1", "4": "1"}
     plain = launch(series(weights=short), series(weights=long))
     every, other = (launch(series(weights=short), series(weights={**long, "3": "1", "4": last})) for last in "12")
@@ -77,7 +77,7 @@ def test_rank_with_more_steps_does_not_differ_where_one_launch_hashed_only_the_l
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_no_tensor_has_come_or_gone_in_a_step_of_which_a_side_has_no_hashes_of_tensors(side):
+def test_no_tensor_has_come_or_gone_in_a_step_that_a_side_did_not_hash(side):
     rows = [{"0": "11", "2": "11", "16": last} for last in ("22", "33")]
     facts = [series_facts([[series(weights=row)]]) for row in rows]
     facts[side] = [one.replace(parameters={"0": one.parameters["0"]}) for one in facts[side]]
@@ -168,7 +168,7 @@ def test_missing_steps_are_missing(here, there, detail):
     assert detail.split("baseline")[0] in row.detail
 
 
-def test_equal_steps_of_launches_with_other_numbers_of_steps_are_compared_and_counts_of_ranks_named():
+def test_equal_steps_are_compared_where_numbers_of_steps_differ():
     recorded = series_facts([[series(CURVE)], [series(CURVE)]])
     later = series_facts([[series([1.0, 0.5, 0.2])], [series([1.0, 0.5, 0.25, 0.1, 0.05])]])
     there, here = (make_facts(series=facts, environment=SURE) for facts in (recorded, later))
@@ -277,12 +277,16 @@ REPLICAS = {
     "equal": (({"1": "ab", "2": "cd"}, {"1": "ab", "2": "cd"}), ""),
     # Shards, stages and tensors of other seeds are no replicas.
     "own": (({"1": "ab", "2": "cd"}, {"1": "ef", "2": "01"}), ""),
-    "differ": (({"0": "ab", "2": "cd"}, {"0": "ab", "2": "c0"}),
-        f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal before the first step"),
-    "averaged": (({"1": "ab", "2": "cd", "4": "ab"}, {"1": "ab", "2": "00", "4": "ab"}),
+    "differ": (
+        ({"0": "ab", "2": "cd"}, {"0": "ab", "2": "c0"}),
+        f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal before the first step",
+    ),
+    "averaged": (
+        ({"1": "ab", "2": "cd", "4": "ab"}, {"1": "ab", "2": "00", "4": "ab"}),
         f"replicas differ: p0 and 1 other of {NAME} on rank 1 and on rank 0 after step 2; they are equal after "
-        f"step 1, and again after step 4"),
-}  # fmt: skip
+        f"step 1, and again after step 4",
+    ),
+}
 
 
 @pytest.mark.parametrize(("ranks", "text"), REPLICAS.values(), ids=REPLICAS)

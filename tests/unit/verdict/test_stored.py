@@ -96,7 +96,7 @@ def test_loss_within_the_noise_of_its_baseline_is_no_regression():
 LOST_GPU = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_hashes={"10": "f" * 16})
 
 
-def test_launch_that_computes_on_another_device_than_its_baseline_on_the_platform_is_lost():
+def test_launch_that_computes_on_another_device_than_its_baseline_is_lost():
     verdicts = check(with_p50(LOST_GPU, 99.0), baseline=STABLE)
     assert outcomes(verdicts) == {"step_time_p50": Outcome.MISSING, "weight_hash": Outcome.MISSING}
     assert all(row.is_lost for row in verdicts.rows)
@@ -134,7 +134,7 @@ def test_value_that_is_not_positive_passes_within_the_baselines_range():
     )
 
 
-def test_value_beyond_the_range_of_signed_ones_asks_for_launches_until_it_can_be_no_chance():
+def test_value_beyond_the_range_of_signed_ones_asks_for_launches():
     seen = [check_losses([1.5, 1.6, 1.7, 1.8, 1.9][:count], SIGNED) for count in range(1, 6)]
     assert [row.outcome for row in seen] == [Outcome.INCONCLUSIVE] * 4 + [Outcome.REGRESSION]
     assert [isinstance(row.state, Open) for row in seen] == [True] * 4 + [False]
@@ -185,7 +185,7 @@ def test_remedy_is_the_least_number_of_launches_that_resolves_the_tolerance():
     assert needed[1] <= 0.097 < needed[0]
 
 
-def test_noise_between_blocks_that_no_number_of_launches_resolves_has_a_tolerance_as_the_remedy():
+def test_noise_that_no_number_of_launches_resolves_has_a_tolerance_as_the_remedy():
     text = remedy(3, 0.03, between=0.1)
     wider = re.fullmatch(
         r"no number of launches recorded at once resolves 3%; set a tolerance of ([\d.]+)%, or .*", text

@@ -36,14 +36,22 @@ REGRESSION = make_verdict(
 )
 
 
-@pytest.mark.parametrize(("row", "text"), [
-    (REGRESSION, "Regression: step_time_p50 +10.0% (10 -> 11 ms, limit 5%); why"),
-    (make_verdict(Outcome.MISSING, baseline=None, detail="why"), "Missing: step_time_p50, why"),
-    (make_verdict(Outcome.PASS, detail="why", reference=VerdictReference(ReferenceKind.AB, "main")),
-     "Pass: step_time_p50 (1 -> 1 ms, limit 5%); A/B with main, why"),
-    (make_verdict(Outcome.PASS, delta=0.0, reference=VerdictReference(ReferenceKind.AB)),
-     "Pass: step_time_p50 +0.00% (1 -> 1 ms, limit 5%)"),
-], ids=["regression", "one launch without a change", "A/B with a version", "two variants"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (REGRESSION, "Regression: step_time_p50 +10.0% (10 -> 11 ms, limit 5%); why"),
+        (make_verdict(Outcome.MISSING, baseline=None, detail="why"), "Missing: step_time_p50, why"),
+        (
+            make_verdict(Outcome.PASS, detail="why", reference=VerdictReference(ReferenceKind.AB, "main")),
+            "Pass: step_time_p50 (1 -> 1 ms, limit 5%); A/B with main, why",
+        ),
+        (
+            make_verdict(Outcome.PASS, delta=0.0, reference=VerdictReference(ReferenceKind.AB)),
+            "Pass: step_time_p50 +0.00% (1 -> 1 ms, limit 5%)",
+        ),
+    ],
+    ids=["regression", "one launch without a change", "A/B with a version", "two variants"],
+)
 def test_verdict_is_one_line_with_everything_it_was_made_from(row, text):
     assert str(row) == text
 
@@ -88,7 +96,7 @@ def test_each_other_outcome_fails_where_it_is_listed_and_only_there(outcome):
         (Reason.OLD_CPU_TIMES, Origin.MARKER, True),
     ],
 )
-def test_metric_whose_comparison_nothing_asks_for_does_not_fail_where_not_applicable_is_listed(reason, origin, fails):
+def test_unasked_metric_does_not_fail_where_not_applicable_is_listed(reason, origin, fails):
     row = make_verdict(NotApplicable(reason), tolerance=Tolerance(None, origin=origin))
     assert Verdicts("case", (row,)).failing({Outcome.NOT_APPLICABLE}) == [row] * fails
 
@@ -105,7 +113,7 @@ OPEN = make_verdict(Open(), metric="step_time_mean")
     "red",
     [make_verdict(Outcome.REGRESSION), make_verdict(Missing(MissingPart.CANDIDATE_VALUE), value=None)],
 )
-def test_test_that_fails_anyhow_needs_launches_only_for_another_metric_that_got_worse(red):
+def test_failing_test_needs_launches_only_for_another_metric_that_got_worse(red):
     assert not Verdicts("case", (red, OPEN)).need_launches
     assert not Verdicts("case", (red, OPEN.replace(delta=0.04))).need_launches
     assert Verdicts("case", (red, OPEN.replace(delta=3.24))).need_launches

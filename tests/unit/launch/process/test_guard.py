@@ -147,13 +147,13 @@ def test_exit_code_of_the_agent_is_reported(guard, code):
     assert 0 < verdict["wall_s"] < HANG_S / 2
 
 
-def test_rank_that_exits_with_code_0_and_no_result_ends_the_launch_before_the_time_limit(guard, impatient):
+def test_rank_that_exits_with_code_0_and_no_result_ends_the_launch(guard, impatient):
     program = "pid = fork()\nif pid == 0: os._exit(0)\nrank_file(1, 'pid', str(pid))\nos.wait()\ntime.sleep(60)"
     verdict = guard(program, time_limit_s=50.0, file=impatient).end()
     assert verdict["reason"] == "rank_gone"
 
 
-def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left_in_the_agents_place(guard, impatient):
+def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left(guard, impatient):
     killed = "pid = fork()\nif pid == 0: time.sleep(60)\nrank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGKILL)"
     watched = guard(f"{killed}\nos.kill(os.getpid(), signal.SIGSTOP)", time_limit_s=50.0, file=impatient)
     assert watched.end()["reason"] == "rank_gone"
@@ -169,7 +169,7 @@ def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left_in_the_age
         ("os._exit(0)", None, None),
     ],
 )
-def test_exit_code_of_a_rank_that_a_command_never_waits_for_is_left_when_the_command_ends(guard, end, left, failures):
+def test_exit_code_of_a_rank_that_a_command_never_waits_for_is_left(guard, end, left, failures):
     rank = f"rank_file(1, 'pid', str(os.getpid()))\n    {f'rank_file(1, {left!r})' if left else 'pass'}\n    {end}"
     # The state of a process that has ended and that nobody has waited for.
     waits = "while Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z': time.sleep(0.01)"

@@ -103,15 +103,19 @@ def left(folder: Path, error: BaseException) -> dict[str, Any]:
 HEAD = "Traceback (most recent call last):\n"
 
 
-@pytest.mark.parametrize(("script", "shown"), [
-    (
-        "def load():\n    raise ValueError('boom')\nload()\n",
-        HEAD + '  File "{0}", line 3, in <module>\n    load()\n'
-        "  File \"{0}\", line 2, in load\n    raise ValueError('boom')\nValueError: boom\n",
-    ),
-    ("import runpy\nrunpy.run_path('/no/such.py')\n", HEAD + '  File "{0}", line 2, in <module>\n*in run_path*'),
-    ("def main(:\n", '  File "{0}", line 1\n    def main(:\n*SyntaxError: invalid syntax\n'),
-], ids=["own frames", "frames of a library", "syntax error"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        (
+            "def load():\n    raise ValueError('boom')\nload()\n",
+            HEAD + '  File "{0}", line 3, in <module>\n    load()\n'
+            "  File \"{0}\", line 2, in load\n    raise ValueError('boom')\nValueError: boom\n",
+        ),
+        ("import runpy\nrunpy.run_path('/no/such.py')\n", HEAD + '  File "{0}", line 2, in <module>\n*in run_path*'),
+        ("def main(:\n", '  File "{0}", line 1\n    def main(:\n*SyntaxError: invalid syntax\n'),
+    ],
+    ids=["own frames", "frames of a library", "syntax error"],
+)
 def test_traceback_begins_with_the_first_frame_of_the_script(tmp_path, script, shown):
     # Python 3.13 marks calls in further lines.
     document = left(tmp_path, script_error(tmp_path, script))
@@ -242,7 +246,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), repr(stacks.read_text(
 """
 
 
-def test_forked_child_without_a_handler_of_its_own_ends_and_wakes_no_thread_of_the_rank(tmp_path):
+def test_forked_child_without_a_handler_ends_and_wakes_no_thread_of_the_rank(tmp_path):
     rank = run_python("-c", IMPORTS + INSTALL + FORKED, str(tmp_path), check=True)
     assert rank.stdout == f"{-signal.SIGTERM} ''\n"
 

@@ -50,7 +50,7 @@ def test_each_rank_is_a_process_with_its_threads_above_its_streams():
         assert [by_name["thread_name"][thread] for thread in order][-1] == "stream 7"
 
 
-def test_every_slice_of_every_rank_is_there_and_flows_connect_a_launch_with_its_own_ranks_kernel():
+def test_every_slice_is_there_and_flows_connect_a_launch_with_its_kernel():
     merged = merge_traces({0: rank_trace(), 1: rank_trace()})
     own = [(entry["name"], entry["dur"]) for entry in rank_trace()["traceEvents"] if entry["ph"] == "X"]
     assert [[(entry["name"], entry["dur"]) for entry in of(merged, rank)] for rank in (0, 1)] == [own, own]

@@ -25,9 +25,14 @@ from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_f
 
 def timed(step: int, compute: float, hidden: float, exposed: float, **others) -> dict:
     return {
-        "step": step, "step_time_ms": 10.0 + step, "stream_ms": {"compute": compute, "copy": 0.0},
-        "hidden_comm_ms": hidden, "exposed_comm_ms": exposed, "segments": {"compute": [[0.0, 1.0]]}, **others,
-    }  # fmt: skip
+        "step": step,
+        "step_time_ms": 10.0 + step,
+        "stream_ms": {"compute": compute, "copy": 0.0},
+        "hidden_comm_ms": hidden,
+        "exposed_comm_ms": exposed,
+        "segments": {"compute": [[0.0, 1.0]]},
+        **others,
+    }
 
 
 def leave(run_dir: Path, rank: int, *lines: dict) -> Path:
@@ -84,9 +89,16 @@ def test_damaged_file_is_refused(tmp_path, text):
 
 
 CALL = OperatorCall(
-    name="aten.mm.default", phase="backward", module="layers.0", source="model.py:7", is_collective=False,
-    arguments="[1]", inputs=("a" * 32, "b" * 32), outputs=("c" * 32,), parameters=((0, "layers.0.weight"),),
-)  # fmt: skip
+    name="aten.mm.default",
+    phase="backward",
+    module="layers.0",
+    source="model.py:7",
+    is_collective=False,
+    arguments="[1]",
+    inputs=("a" * 32, "b" * 32),
+    outputs=("c" * 32,),
+    parameters=((0, "layers.0.weight"),),
+)
 
 
 @pytest.fixture

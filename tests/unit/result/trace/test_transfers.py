@@ -54,13 +54,13 @@ def test_calls_that_do_not_match_are_left_out_and_others_stay(ranks):
 
 
 @pytest.mark.parametrize("others", [0, 23])
-def test_waits_of_many_ranks_that_call_are_kept_as_those_of_the_straggler_and_its_peers(others):
+def test_waits_of_many_ranks_are_kept_as_those_of_the_straggler_and_its_peers(others):
     ranks = [[calls(1.0 + rank, group="0", size=9)] for rank in range(9)]
     found = collective_facts([*ranks, *[[]] * others], 1)["all_gather"]
     assert (found.wait_ms, found.straggler) == ([0.0, 4.5], 0)
 
 
-def test_ranks_that_never_call_a_collective_do_not_count_among_the_peers_of_its_straggler():
+def test_ranks_that_never_call_a_collective_are_no_peers_of_its_straggler():
     """Reduce tied weights over the first and the last stage of a pipeline."""
     ranks = [[calls(40.0, group="tied [0, 7]")], *[[]] * 6, [calls(1.0, group="tied [0, 7]")]]
     found = collective_facts(ranks, 1)["all_gather"]

@@ -40,7 +40,7 @@ def test_a_message_of_gloo_has_the_type_of_the_annotation_that_begins_within_it(
     assert (row.kind, row.calls, row.dtype, row.bytes) == ("send_recv", 1, "bfloat16", 48)
 
 
-def test_a_functional_collective_that_a_simulated_rank_did_not_note_leaves_the_others_known():
+def test_unnoted_functional_collective_of_a_simulated_rank_leaves_others_known():
     gather = event("cpu_op", "c10d::_allgather_base_", 20, 5, **{"Input type": ["float"], "Input Dims": [[24]]})
     norm = event("cpu_op", "_c10d_functional::all_reduce", 40, 20, **{"Input type": ["float"], "Input Dims": [[1]]})
     inner = event("cpu_op", "c10d::allreduce_", 45, 5, **{"Input type": ["TensorList"], "Input Dims": [[[1]]]})
@@ -74,29 +74,44 @@ def of_fsdp(begin_us, name, thread=BACKWARD):
 
 # What the main thread runs from these microseconds on.
 RUNNING = {
-    10: ("", "train.py:3"), 20: ("layers.0.mlp", "model.py:8"), 30: ("layers.1.mlp", "model.py:8"),
-    40: ("layers.2.mlp", "model.py:8"), 50: ("", "train.py:4"), 80: ("layers.0", "model.py:9"), 90: ("", "train.py:5"),
-}  # fmt: skip
+    10: ("", "train.py:3"),
+    20: ("layers.0.mlp", "model.py:8"),
+    30: ("layers.1.mlp", "model.py:8"),
+    40: ("layers.2.mlp", "model.py:8"),
+    50: ("", "train.py:4"),
+    80: ("layers.0", "model.py:9"),
+    90: ("", "train.py:5"),
+}
 MOMENTS = [Moment(round(BASE_NS + (ORIGIN_US + at) * 1000), *what) for at, what in RUNNING.items()]
 LAYERS = [op("x::a", begin, number=begin) for begin in (21, 31, 41)]
 
 
-@pytest.mark.parametrize(("events", "places"), [
-    ([op("x::a", 12)], {"train.py:3": 1}),
-    ([op("x::a", 6)], {}),  # before the first line
-    ([op("x::a", 22)], {"layers.0.mlp at model.py:8": 1}),
-    (LAYERS, {"layers.*.mlp at model.py:8": 3}),
-    ([*LAYERS, op("x::a", 35), op("x::a", 91)],
-     {"layers.1.mlp at model.py:8": 2, "train.py:5": 1, "layers.*.mlp at model.py:8": 2}),
-    ([op("x::b", 31, number=7), node(55, 7), op("x::a", 57, BACKWARD)], {"backward of layers.1.mlp at model.py:8": 1}),
-    # The second operator with the number has made the node.
-    ([op("x::b", 21, number=7), op("x::b", 31, number=7), node(55, 7), op("x::a", 57, BACKWARD)],
-     {"backward of layers.1.mlp at model.py:8": 1}),
-    ([node(55), op("x::a", 57, BACKWARD)], {"backward at train.py:4": 1}),
-    ([node(75, 7), op("x::a", 81, BACKWARD)], {"recomputation in layers.0 at model.py:9": 1}),
-    ([node(55, 7), of_fsdp(55, "layers.1"), op("x::a", 57, BACKWARD)], {"backward of layers.1 at train.py:4": 1}),
-    ([of_fsdp(20, "0", 100), op("x::a", 22)], {"module 0 at model.py:8": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("events", "places"),
+    [
+        ([op("x::a", 12)], {"train.py:3": 1}),
+        ([op("x::a", 6)], {}),  # before the first line
+        ([op("x::a", 22)], {"layers.0.mlp at model.py:8": 1}),
+        (LAYERS, {"layers.*.mlp at model.py:8": 3}),
+        (
+            [*LAYERS, op("x::a", 35), op("x::a", 91)],
+            {"layers.1.mlp at model.py:8": 2, "train.py:5": 1, "layers.*.mlp at model.py:8": 2},
+        ),
+        (
+            [op("x::b", 31, number=7), node(55, 7), op("x::a", 57, BACKWARD)],
+            {"backward of layers.1.mlp at model.py:8": 1},
+        ),
+        # The second operator with the number has made the node.
+        (
+            [op("x::b", 21, number=7), op("x::b", 31, number=7), node(55, 7), op("x::a", 57, BACKWARD)],
+            {"backward of layers.1.mlp at model.py:8": 1},
+        ),
+        ([node(55), op("x::a", 57, BACKWARD)], {"backward at train.py:4": 1}),
+        ([node(75, 7), op("x::a", 81, BACKWARD)], {"recomputation in layers.0 at model.py:9": 1}),
+        ([node(55, 7), of_fsdp(55, "layers.1"), op("x::a", 57, BACKWARD)], {"backward of layers.1 at train.py:4": 1}),
+        ([of_fsdp(20, "0", 100), op("x::a", 22)], {"module 0 at model.py:8": 1}),
+    ],
+)
 def test_operators_have_the_places_of_modules_and_lines(events, places):
     assert costs_of(*events, moments=MOMENTS).places[Cost.OPERATORS].get("x::a") == places
 

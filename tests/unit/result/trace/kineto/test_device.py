@@ -240,7 +240,7 @@ def test_kernel_that_served_a_collective_communicates_under_any_name():
     assert is_communication(family)
 
 
-def test_name_of_a_kernel_that_served_a_collective_is_known_in_traces_of_the_device_alone():
+def test_kernel_that_served_a_collective_is_known_in_traces_of_the_device_alone():
     step = learned(*named(UNKNOWN, 60, asked="_allgather_base"))
     # The second stream does not repeat the learned step.
     found = overlap_of_device(alone(*named(UNKNOWN, 60, 160), *named(UNKNOWN, 80, stream=21)), step, 2)
@@ -287,14 +287,20 @@ def test_kernels_on_symmetric_memory_and_of_other_libraries_communicate(name, ki
     assert list(step.collectives) == [kind]
 
 
-@pytest.mark.parametrize("name", [
-    "triton_poi_fused_all_reduce_add_3", "triton_nccl_all_gather_Kernel", "nccl_layout_Kernel_0d1d2d",
-    "void all_reduce_softmax<float>(float*)", "void c10d::checkForNaN<float>(float*, unsigned long)",
-    "void split_with_sizes_copy_out_contiguous_no_cast_kernel<16>(char**, char**)",
-    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<Opaque<2u>, 2, 128, 1>(...)",
-    "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)",
-    "void copy_kernel<c10d::ReduceOp>(float*)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_all_reduce_add_3",
+        "triton_nccl_all_gather_Kernel",
+        "nccl_layout_Kernel_0d1d2d",
+        "void all_reduce_softmax<float>(float*)",
+        "void c10d::checkForNaN<float>(float*, unsigned long)",
+        "void split_with_sizes_copy_out_contiguous_no_cast_kernel<16>(char**, char**)",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<Opaque<2u>, 2, 128, 1>(...)",
+        "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)",
+        "void copy_kernel<c10d::ReduceOp>(float*)",
+    ],
+)
 def test_kernels_that_only_sound_like_communication_compute(name):
     found = on_device(kernel(name, 80, 10))
     assert (found.steps[0].comm_ms, found.steps[0].compute_ms) == (0, pytest.approx(0.011))
@@ -302,10 +308,14 @@ def test_kernels_that_only_sound_like_communication_compute(name):
 
 
 DEVICE = st.lists(
-    st.tuples(st.sampled_from(["gemm", "attention", ALL_GATHER, REDUCE_SCATTER, "Memcpy HtoD", GENERIC]),
-              st.integers(0, 300), st.integers(0, 90), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(["gemm", "attention", ALL_GATHER, REDUCE_SCATTER, "Memcpy HtoD", GENERIC]),
+        st.integers(0, 300),
+        st.integers(0, 90),
+        st.integers(0, 3),
+    ),
     max_size=25,
-)  # fmt: skip
+)
 
 
 @given(DEVICE)

@@ -70,9 +70,18 @@ def test_step_without_a_wait_for_the_device_has_no_blocking_call():
 
 
 @pytest.mark.parametrize(
-    "name", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaFree",
-             "hipStreamSynchronize", "cuMemcpyDtoH_v2", "hipMemcpyWithStream"],
-)  # fmt: skip
+    "name",
+    [
+        "cudaStreamSynchronize",
+        "cudaDeviceSynchronize",
+        "cudaEventSynchronize",
+        "cudaMemcpy",
+        "cudaFree",
+        "hipStreamSynchronize",
+        "cuMemcpyDtoH_v2",
+        "hipMemcpyWithStream",
+    ],
+)
 def test_call_that_waits_for_the_device_is_blocking(name):
     assert blocking_call_among(event("cuda_runtime", name, 10, 40)) == name
 
