@@ -147,7 +147,7 @@ class NotFinite(ArithmeticError):
     """A NaN or infinite value; the message names the quantity, the rank and the first step.
 
     Attributes:
-        first (FirstNotFinite | None): The step, if it is known.
+        first: The step, if it is known.
     """
 
     def __init__(self, message: str, step: int | None = None, *, is_after: bool = False) -> None:

@@ -26,7 +26,7 @@ def test_misspelt(workload: WorkloadRunner, distributed_world: DistributedWorld)
     workload.run_command(["accelerate"], env={})  # call-arg
     distributed_world.launch("fsdp")  # attr-defined
     distributed_world.run_script("train.py", args="--lr 1")  # arg-type
-    workload.chek(workload.run("fsdp"))  # attr-defined
+    workload.chocks(workload.run("fsdp"))  # attr-defined
 """
 
 
