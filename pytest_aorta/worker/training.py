@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ _NOT_SHOWN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "max_mo
 _NOT_SHOWN |= {"decoupled_weight_decay"}
 _VALUES = (bool, int, float, str)
 _LONGEST_VALUE = 200
+_DEEPEST = 8
 _MOST_GROUPS = 16
 # What changes in each step, such as a scheduled learning rate, is kept for the first steps and some later ones.
 _MOST_STEPS = 32
@@ -55,7 +57,7 @@ class Training:
         self.settings: Settings = {}
         self._labels = _labels(optimizer.param_groups, names)
         self._keys = [
-            [key for key, value in group.items() if key not in _NOT_SHOWN and _is_plain(value)]
+            [key for key, value in group.items() if key not in _NOT_SHOWN and _plain(value) is not None]
             for group in optimizer.param_groups[:_MOST_GROUPS]
         ]
         self._values: list[list[Any]] = []
@@ -65,8 +67,8 @@ class Training:
         self._note(1, "random numbers", random)
 
     def _note(self, step: int, name: str, value: object) -> None:
-        if not isinstance(value, float) or not math.isfinite(value):
-            value = str(value)[:_LONGEST_VALUE]
+        # NumPy's numbers are floats too.
+        value = float(value) if isinstance(value, float) and math.isfinite(value) else str(value)[:_LONGEST_VALUE]
         known = self.settings.setdefault(name, {})
         if known.get(next(reversed(known), "")) != value and (step <= _MOST_STEPS or step.bit_count() == 1):
             known[str(step)] = value
@@ -90,13 +92,13 @@ class Training:
 
         Most steps are as the one before, which has to be told in a few microseconds.
         """
-        values = [[group[key] for key in keys] for group, keys in zip(optimizer.param_groups, self._keys, strict=False)]
+        groups = zip(optimizer.param_groups, self._keys, strict=False)
+        values = [[_plain(group.get(key)) for key in keys] for group, keys in groups]
         if values != self._values:
             self._values = values
             for label, keys, row in zip(self._labels, self._keys, values, strict=False):
                 for key, value in zip(keys, row, strict=True):
-                    # The numbers of some optimizers are tensors on a device.
-                    if value is not False and _is_plain(value):
+                    if value is not False and value is not None:
                         self._note(step, f"{key}{label}", value)
         is_training = all(model.training for model in models)
         sources = inputs.clipped_to, inputs.num_backward, inputs.autocast, is_training
@@ -147,14 +149,16 @@ def _labels(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[s
     return labels
 
 
-def _is_plain(value: object) -> bool:
-    """Return whether a value is a number or text, or a tuple of these, and no tensor on a device."""
-    return isinstance(value, _VALUES) or (isinstance(value, tuple) and all(isinstance(part, _VALUES) for part in value))
+def _plain(value: Any) -> Any:
+    """Return a number or text, or a tuple of these; None for any other value, such as a tensor on a device."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return value if all(isinstance(part, _VALUES) for part in parts) else None
 
 
-def _flat(parts: Iterable[Any]) -> Iterator[Any]:
+def _flat(parts: Iterable[Any], depth: int = 0) -> Iterator[Any]:
+    """Yield what lists and dictionaries hold; other containers may compute what they hold, or hold themselves."""
     for part in parts:
-        if isinstance(part, Mapping | list | tuple):
-            yield from _flat(part.values() if isinstance(part, Mapping) else part)
+        if isinstance(part, dict | UserDict | list | tuple) and depth < _DEEPEST:
+            yield from _flat(part if isinstance(part, list | tuple) else part.values(), depth + 1)
         else:
             yield part

@@ -1,0 +1,59 @@
+"""What steps train with, of scripts that give optimizers and loaders unusual values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pytest_aorta.common.model import to_json
+from pytest_aorta.plan.launch_plan import StepRecording
+from pytest_aorta.worker.recorder import Recording
+
+
+class Unreadable(Mapping[str, Any]):
+    """A mapping that computes what it holds."""
+
+    def __getitem__(self, key):
+        raise RuntimeError("not to be read")
+
+    def __iter__(self):
+        return iter("a")
+
+    def __len__(self):
+        return 1
+
+
+def holds_itself(_rows):
+    batch: list[Any] = [torch.ones(2)]
+    batch.append(batch)
+    return batch
+
+
+def changed(group: dict[str, Any], number: int) -> None:
+    if number == 2:
+        del group["gone"]
+        group["becomes"] = torch.ones(3)
+
+
+@pytest.mark.parametrize("collate", [None, holds_itself, lambda _: Unreadable(), lambda _: {"x": torch.empty(0, 4)}])
+@pytest.mark.parametrize("rate", [0.01, np.float64(0.01), torch.tensor(0.01)], ids=["float", "NumPy", "tensor"])
+def test_script_with_unusual_values_is_not_broken(collate, rate):
+    recording = Recording()
+    observer = recording.observe(StepRecording(warmup=0))
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer.param_groups[0] |= {"gone": 1, "becomes": 1, "infinite": float("inf")}
+    for number, _ in enumerate(DataLoader(TensorDataset(torch.ones(16, 4)), batch_size=4, collate_fn=collate)):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        optimizer.step()
+        changed(optimizer.param_groups[0], number)
+    observer.stop()
+    [series] = recording.result().series
+    assert series.settings["clipped to"] == {"1": "inf"}
+    to_json(series)
