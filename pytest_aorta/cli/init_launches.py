@@ -48,7 +48,7 @@ class Pair:
 
     @property
     def repeats(self) -> bool:
-        """Whether weights were recorded, and were the same."""
+        """Return whether weights were recorded, and were the same."""
         return not self.varies and isinstance(self.one, WorkloadResult) and bool(self.one.weight_hashes)
 
     def results(self) -> list[WorkloadResult]:

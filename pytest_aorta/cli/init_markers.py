@@ -1,4 +1,4 @@
-"""What the test that ``aorta init`` writes compares: its markers, and why."""
+"""The markers of the test that ``aorta init`` writes, and the reasons for them."""
 
 import math
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ _NO_BACKWARD = "torch.autograd.backward was not called in step 2"
 
 @dataclass(frozen=True)
 class Signs:
-    """What shows that a test has found a fault.
+    """Evidence that a test has found a fault.
 
     Attributes:
         about: What the last rank, or every rank, does.
@@ -54,7 +54,7 @@ class Signs:
 
     @property
     def remedy(self) -> str:
-        """What to change if a test does not find the fault."""
+        """The advice for a test that does not find the fault."""
         if not self.metrics:
             return "the launch succeeded"
         return f"record more launches, or name {' or '.join(self.metrics)} in a tolerance marker"

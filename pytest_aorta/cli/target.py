@@ -1,4 +1,4 @@
-"""What a command line launches: a workload with its config, a training script, or a command that starts its ranks."""
+"""The target of a command line: a workload with its config, a training script, or a command that starts its ranks."""
 
 import argparse
 import copy

@@ -16,7 +16,7 @@ from pytest_aorta.result.outcome import LaunchOutcome
 
 
 class RankLauncher(Protocol):
-    """What starts the ranks of plans, one plan at a time."""
+    """The interface of a launcher, which starts the ranks of plans, one plan at a time."""
 
     def launch(self, plan: LaunchPlan) -> LaunchOutcome:
         """Start the ranks of a plan, wait until none of their processes is left, and return how the launch ended.

@@ -1,4 +1,4 @@
-"""What was measured, when, where and by which command, as labels with values."""
+"""Labels and values that say when, where and by which command something was measured."""
 
 import shlex
 from collections.abc import Sequence

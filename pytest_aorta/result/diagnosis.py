@@ -162,12 +162,12 @@ class _Launch:
 
     @property
     def has_folder(self) -> bool:
-        """Whether the folder is there; the plan is written first, so other files can't replace it."""
+        """Return whether the folder is there; the plan is written first, so other files can't replace it."""
         return (self.plan.run_dir / PLAN_FILE).is_file()
 
     @property
     def is_at_limit(self) -> bool:
-        """Whether the ranks took too long."""
+        """Return whether the ranks took too long."""
         return self.outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER)
 
     @cached_property

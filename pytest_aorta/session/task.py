@@ -15,7 +15,7 @@ from pytest_aorta.session.search import Finding, SearchRequest
 
 
 class Task(Model, frozen=True):
-    """What a subcommand asks of the run of pytest that it starts.
+    """The request of a subcommand to the run of pytest that it starts.
 
     Attributes:
         findings: Path of the file for :class:`Findings`.

@@ -1,4 +1,4 @@
-"""Which metrics are compared, and why one can't be compared between two launches."""
+"""The choice of metrics to compare, and the reasons why two launches can't be compared by one."""
 
 from collections.abc import Mapping, Sequence
 

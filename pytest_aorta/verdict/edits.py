@@ -171,10 +171,8 @@ def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
     if len(ratios) == 1 and (ratio := ratios.pop()) != "1":
         yield 1, equal.format(f"is {ratio} times as large") + "how it is scaled or averaged"
     else:
-        yield (
-            1,
-            equal.format("differs") + f"{'' if has_samples else 'the data, '}the forward pass and the loss function",
-        )
+        places = f"{'' if has_samples else 'the data, '}the forward pass and the loss function"
+        yield 1, equal.format("differs") + places
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

@@ -1,4 +1,4 @@
-"""What differs between two launches: environment, versions, settings, config and number of steps."""
+"""Differences between two launches: environment, versions, settings, config and number of steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What a script records itself beside its steps, and the result that is made of both."""
+"""Values that a script records itself beside its steps, and the result that is made of both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the steps of an optimizer train with: hyperparameters, batches and modes, noted in the steps where they change.
+"""Settings that an optimizer's steps train with: hyperparameters, batches and modes, noted where they change.
 
 Nothing here waits for a device: samples are copied there, and read when the script has ended.
 """
@@ -31,7 +31,7 @@ _MOST_SAMPLES = 1024
 
 @dataclass
 class Inputs:
-    """What a script has done since the last step of an optimizer.
+    """Inputs of the step that runs: all that a script has done since the last step of an optimizer.
 
     Attributes:
         batch: What a loader returned last; None without a loader.
