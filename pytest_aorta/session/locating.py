@@ -52,21 +52,24 @@ def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
     """Enter into a comparison where its failing verdicts come from, by further launches unless these are declined."""
     if running.steps and failing:
         _locate_step(running, failing)
-    elif running.locates and (rows := _hashed_in_script(running, failing)):
-        sides = list(Side) if rows[0].reference.is_ab else [Side.CANDIDATE]
+    elif running.locates and (row := next(_hashed_in_script(running, failing), None)):
+        compared = running.comparison
+        sides = list(Side) if row.reference.is_ab else [Side.CANDIDATE]
         try:
             launched = {side: running.again(side, every_step).facts for side in sides}
-            text = _on_weights(running, METRICS[rows[0].metric].hashed, launched)
         except (LaunchError, SpecError) as error:
-            text = f"not located, because a launch failed: {error}"
-        running.comparison = running.comparison.replace(notes=(*running.comparison.notes, Note(text)))
+            notes = (*compared.notes, Note(f"not located, because a launch failed: {error}"))
+            running.comparison = compared.replace(notes=notes)
+        else:
+            located = row.replace(detail=_on_weights(running, METRICS[row.metric].hashed, launched))
+            rows = (located if one == row else one for one in compared.rows)
+            running.comparison = compared.replace(rows=tuple(rows))
 
 
-def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) -> list[Verdict]:
-    if not running.results[Side.CANDIDATE].ranks[0].series or not hashes_weights(running):
-        return []
-    hashed = (row for row in failing if row.metric in METRICS and METRICS[row.metric].hashed)
-    return [row for row in hashed if row.outcome is Outcome.REGRESSION]
+def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) -> Iterator[Verdict]:
+    if running.results[Side.CANDIDATE].ranks[0].series and hashes_weights(running):
+        hashed = (row for row in failing if row.metric in METRICS and METRICS[row.metric].hashed)
+        yield from (row for row in hashed if row.outcome is Outcome.REGRESSION)
 
 
 def _on_weights(running: RunningComparison, kind: str, launched: Mapping[Side, LaunchFacts]) -> str:
