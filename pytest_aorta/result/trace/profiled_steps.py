@@ -25,6 +25,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import Count, Milliseconds, Model, NotNegative, Positive
+from pytest_aorta.result.trace.step_graph import StepGraph
 
 # Suffix of the names of overlap metrics if the host could not be ahead of the device.
 AS_RUN = "_as_run"
@@ -456,6 +457,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
         graph_breaks: Graph breaks of torch.compile since the rank began; None if this was not counted.
         without_flops: Calls by operator for which no formula of operations is known.
         places: Cost -> part -> place in the user's program -> number; empty unless a launch locates costs.
+        graph: The step's graph of streams; None if none was recorded.
         problem: The reason why nothing was counted; empty if the step was counted.
     """
 
@@ -469,6 +471,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
     graph_breaks: Count | None = None
     without_flops: Counts = field(default_factory=dict)
     places: dict[Cost, dict[str, Counts]] = field(default_factory=dict)
+    graph: StepGraph | None = None
     problem: Annotated[str, Meta(max_length=1000)] = ""
 
     def counts(self, cost: Cost) -> dict[str, int] | None:
@@ -522,7 +525,7 @@ class CostsOfRanks(Model, frozen=True):
 
 
 def distinct_costs(costs: Sequence[Costs | None], numbers: Sequence[int]) -> list[CostsOfRanks]:
-    """Return the distinct costs among those of ranks, without names of groups; empty if a rank has none.
+    """Return the distinct costs among those of ranks, without names of groups and graphs; empty if a rank has none.
 
     ``numbers`` are the ranks that ``costs`` belong to.
     """
@@ -530,7 +533,7 @@ def distinct_costs(costs: Sequence[Costs | None], numbers: Sequence[int]) -> lis
     for rank, own in zip(numbers, costs, strict=True):
         if own is None:
             return []
-        own = own.replace(collectives=[row.replace(group="") for row in own.collectives])
+        own = own.replace(collectives=[row.replace(group="") for row in own.collectives], graph=None)
         same = next((group for group in found if group.costs == own), CostsOfRanks([], own))
         found = [group for group in found if group is not same] + [same.replace(ranks=[*same.ranks, rank])]
     return sorted(found, key=lambda group: group.ranks)
