@@ -290,8 +290,8 @@ def orphans(
         # False for text that is no path
         if is_gone or not os.path.exists(rootdir / file):  # noqa: PTH110
             found.append(
-                f"{path}: unused: the test {test} does not exist; delete the file, or if the test was moved, run "
-                f"aorta baselines move"
+                f"{path}: unused: the test {test} does not exist; delete the file, or if the test was moved, write "
+                f"its new node id into the file and run aorta baselines upgrade"
             )
         # A test may compare other cases on another platform.
         elif platforms.get(test, baseline.platform) == baseline.platform and baseline.case not in used_cases.get(
