@@ -90,7 +90,9 @@ def _num_hashes(facts: LaunchFacts) -> int:
 def _changed_costs(running: RunningComparison, failing: Sequence[Verdict]) -> list[Verdict]:
     del running
     changed = (Outcome.REGRESSION, Outcome.IMPROVED)
-    return [row for row in failing if metric_of(row.metric).cost and row.outcome in changed]
+    metrics = {row.metric: metric_of(row.metric) for row in failing}
+    is_counted = {name: metric.cost is not None or metric.scheduled is not None for name, metric in metrics.items()}
+    return [row for row in failing if is_counted[row.metric] and row.outcome in changed]
 
 
 def _name_places(running: RunningComparison, rows: Sequence[Verdict], launched: Mapping[Side, LaunchFacts]) -> str:

@@ -98,12 +98,13 @@ class Baseline(Model, frozen=True):
         return [tuple(stored.facts for stored in self.launches if stored.revision == number) for number in numbers]
 
     def condensed(self) -> Baseline:
-        """Return the baseline as it is stored: the first center launch alone names tensors, and metrics are counted."""
+        """Return the baseline as it is stored: the first center launch alone has names, and metrics are counted."""
         named = next(stored for stored in self.launches if stored.center)
         launches = (
             stored.replace(
                 facts=stored.facts.replace(
-                    series=[series.condensed(has_names=stored is named) for series in stored.facts.series]
+                    series=[series.condensed(has_names=stored is named) for series in stored.facts.series],
+                    schedules=[group.condensed(has_issued=stored is named) for group in stored.facts.schedules],
                 )
             )
             for stored in self.launches

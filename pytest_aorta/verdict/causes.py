@@ -17,6 +17,7 @@ from pytest_aorta.verdict.applicability import has_costs
 from pytest_aorta.verdict.environment import changed_choice
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, metric_of
 from pytest_aorta.verdict.noise import RESET, median_step_ms
+from pytest_aorta.verdict.schedules import cause_of_schedule, is_unchanged
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
 from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, Verdict
@@ -150,13 +151,19 @@ def notes_on(
 
 
 def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
-    """Yield lines on costs and buffers that are not compared, since one side lacks them, and on what was measured."""
-    here = launches[0].costs
+    """Yield lines on what is not compared, since one side lacks it, and on what was measured."""
+    here, graph = launches[0].costs, launches[0].description.graph_problem
     again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
         yield f"costs of a step are not compared: {problem}"
     elif here and others and not has_costs(others[-1]):
         yield f"costs of a step are not in the {side}{again}"
+    if graph:
+        yield f"the step's graph of streams is not compared: {graph}"
+    elif launches[0].schedules and others and not others[-1].schedules:
+        yield f"the step's graph of streams is not in the {side}{again}"
+    if unseen := dict.fromkeys(one for group in launches[0].schedules for one in group.schedule.unseen):
+        yield f"the step's graph of streams does not show {', '.join(unseen)}"
     if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
         yield f"buffers are not compared: the {side} has no hashes of them{again}"
     yield from dict.fromkeys(text for launch in launches if (text := launch.description.optimizers))
@@ -232,6 +239,7 @@ def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
     return known if len({len(lags) for lags in known}) == 1 else []
 
 
+UNCHANGED = "the step's graph of streams is unchanged, so kernels or the machine changed"
 # The metrics that exposed collectives explain.
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 # The metrics that slower kernels and collectives explain.
@@ -249,6 +257,8 @@ def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[Laun
     """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
     causes = []
     if metric in _BY_EXPOSURE:
+        unchanged = is_unchanged(launches, others)
+        causes.append(UNCHANGED if unchanged else cause_of_schedule(launches, others))
         causes.append(_exposure(launches, others))
     if metric in _BY_KERNELS:
         causes.append(moved(launches, others))

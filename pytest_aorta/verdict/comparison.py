@@ -32,6 +32,7 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import STALE, Row
+from pytest_aorta.verdict.schedules import judge_schedules
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
@@ -84,6 +85,8 @@ class _Comparison(ABC):
             return judge_curves(row, row.metric.curve)
         if row.metric.is_growth:
             return judge_growth(row)
+        if row.metric.scheduled is not None:
+            return judge_schedules(row, row.metric.scheduled)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if (found := self._decide(row)) is None:
@@ -272,7 +275,7 @@ class PairedComparison(_Comparison):
         Raises:
             SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
-        tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        tolerances = choose_tolerances(self.marked, candidates[0], references[0], asked=self.only or ())
         if not self.version:
             tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
         if self.only is None:
