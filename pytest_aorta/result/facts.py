@@ -255,6 +255,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     broken_down = _breakdown(result, float(p50))
     exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
     in_use = _memory_in_use(result.memory_bytes)
+    graphs = [None if costs is None else costs.graph for costs in result.costs]
     optimized = [rank.series for rank in result.ranks]
     series = series_facts(optimized)
     has_messages, is_simulated = any(one and one.collectives for one in result.costs), bool(result.simulated)
@@ -268,7 +269,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
             blocked_by=_blocking_call(result.head_start),
             late_steps=_late_steps(result),
             overlap_problem=result.overlap_problem,
-            graph_problem=next((text for one in result.graphs if one and (text := one.problem)), ""),
+            graph_problem=next((text for graph in graphs if graph and (text := graph.problem)), ""),
             optimizers=described(series, len(optimized), has_messages=has_messages, is_simulated=is_simulated),
             replicas=diverged(optimized),
         ),
@@ -295,7 +296,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         costs=distinct_costs(result.costs, result.simulated or range(len(result.ranks))),
-        schedules=distinct_schedules(result.graphs, result.simulated or range(len(result.ranks))),
+        schedules=distinct_schedules(graphs, result.simulated or range(len(result.ranks))),
         series=series,
     )
 

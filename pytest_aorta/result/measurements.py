@@ -35,7 +35,6 @@ from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import PlatformFacts
 from pytest_aorta.result.series import Series, joined_hashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
-from pytest_aorta.result.trace.step_graph import StepGraph
 
 SCHEMA_VERSION: Final = 5
 MAX_FAILURE_DETAILS = 100
@@ -139,7 +138,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
         profile: the profiled steps; empty if no step was profiled.
         costs: the costs of a step; None if none was counted.
-        graph: the graph of streams of a step; None if none was recorded.
         series: what was recorded of each optimizer of an unedited script, in the order of their first steps.
     """
 
@@ -164,7 +162,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None
-    graph: StepGraph | None = None
     series: list[Series] = field(default_factory=list)
 
     def with_profile(self, profile: Profile) -> RankResult:
@@ -262,7 +259,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         collectives: ``collectives[rank]``: the calls in the profiled steps; empty if there were none.
         overlap_problem: the reason why steps were profiled without a result; empty if there is none.
         costs: ``costs[rank]`` of a step; None for a rank that counted none.
-        graphs: ``graphs[rank]`` of a step; None for a rank that recorded none.
     """
 
     schema_version: Literal[5]
@@ -311,7 +307,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     collectives = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.collectives for rank in ranks]))
     overlap_problem = _OfRanks(lambda ranks: ranks[0].profile.problem)
     costs = _OfRanks(lambda ranks: [rank.costs for rank in ranks])
-    graphs = _OfRanks(lambda ranks: [rank.graph for rank in ranks])
 
     @cached_property
     def step_times_ms(self) -> list[float]:

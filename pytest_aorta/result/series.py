@@ -36,12 +36,30 @@ _OfRank: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 _MOST_PARAMETERS = 2000
 _MOST_NAMED = 3
 _MOST_LISTED = 8
-# Name of a setting -> step -> its value from this step on.
-Settings: TypeAlias = dict[str, dict[Step, str | Finite]]
 # The value of a setting that is not in use.
 OFF = "off"
 # What is hashed of a model.
 PARAMETERS, BUFFERS = "weights", "buffers"
+
+
+class Setting(Model, frozen=True, omit_defaults=True):
+    """What an optimizer's steps train with, such as a hyperparameter or the shape of the batch.
+
+    Attributes:
+        name: what it is; a hyperparameter's name is that of torch.
+        group: the first parameter of the group that it is of; empty if the optimizer has one group.
+        values: step -> the value from this step on.
+    """
+
+    name: Text
+    group: str = ""
+    values: dict[Step, str | Finite] = field(default_factory=dict)
+
+    def at(self, step: int) -> str:
+        """Return the value in a step as text: that of the last change until then."""
+        changed = [known for known in self.values if int(known) <= step]
+        value = self.values[max(changed, key=int)] if changed else OFF
+        return f"{value:.6g}" if isinstance(value, float) else value
 
 
 class LocalWeights(Model, frozen=True, omit_defaults=True):
@@ -119,7 +137,7 @@ class Series(Model, frozen=True, omit_defaults=True):
     buffers: LocalWeights = LocalWeights()
     gradients: dict[Step, WeightHash] = field(default_factory=dict)
     turns: list[Positive] = field(default_factory=list)
-    settings: Settings = field(default_factory=dict)
+    settings: list[Setting] = field(default_factory=list)
     samples: dict[Step, list[Text]] = field(default_factory=dict)
 
     @property
@@ -161,7 +179,7 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     buffers: HashedParts = HashedParts()
     turns: list[Positive] = field(default_factory=list)
     rank_steps: list[Positive] = field(default_factory=list)
-    settings: list[Settings] = field(default_factory=list)
+    settings: list[list[Setting]] = field(default_factory=list)
     batches: dict[Step, list[_OfRank]] = field(default_factory=dict)
     samples: dict[Step, _OfRank] = field(default_factory=dict)
 

@@ -4,9 +4,12 @@ A schedule depends on the step's graph of streams alone, so one launch decides. 
 value that the same rank has in any launch of the other side, and the rank that changed for the worst decides.
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
@@ -18,6 +21,7 @@ from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import MissingPart, Verdict
 
 _MOST_NAMED = 3
+_NO_COMPUTE = "no compute"
 _NUMBER = re.compile(r"\d+")
 
 
@@ -30,7 +34,7 @@ def judge_schedules(row: Row, value: Callable[[Schedule], float]) -> Verdict:
             before, after = max(known, key=lambda one: worse * one), value(schedule)
             allowed = (row.tolerance.value or 0.0) * (1.0 if scale is Scale.POINTS else before)
             change = worse * (after - before)
-            excesses.append((change - allowed if change > 0 else min(0.0, change + allowed), rank, before, after))
+            excesses.append((max(0.0, change - allowed) or min(0.0, change + allowed), rank, before, after))
     if not excesses:
         return row.missing(MissingPart.BASELINE_VALUE, f"the {row.reference} has graphs of other ranks alone; {RESET}")
     excess, rank, before, after = max(excesses)
@@ -70,10 +74,10 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
     lost = [(one, was) for one, was in changed if one.serialized and not (was and was.serialized)] or [
         (one, was) for one, was in changed if one.exposed_us > (was.exposed_us if was else 0.0)
     ]
-    groups: dict[tuple[str, ...], list[tuple[Issued, Issued | None]]] = defaultdict(list)
-    for one, was in lost:
-        groups[tuple(map(_pattern, (one.name, one.of, *_change(one, was))))].append((one, was))
-    texts = [_text(members) for members in sorted(groups.values(), key=len, reverse=True)[:_MOST_NAMED]]
+    groups: dict[tuple[str, str, str], list[_Change]] = defaultdict(list)
+    for change in (_Change.of(one, was) for one, was in lost):
+        groups[change.issued.name, _pattern(change.issued.of), change.what].append(change)
+    texts = [_text(changes) for changes in sorted(groups.values(), key=len, reverse=True)[:_MOST_NAMED]]
     counts = f"{here.serialized} of {counted(here.collectives, 'collective')} have nothing to hide under, "
     return f"{counts}{there.serialized} before" + (f": {'; '.join(texts)}" if texts else "")
 
@@ -93,29 +97,38 @@ def _numbered(issued: Sequence[Issued]) -> dict[tuple[str, str, int], Issued]:
     return found
 
 
-def _change(now: Issued, was: Issued | None) -> tuple[str, str]:
-    """Return what is other than it was, and what it was."""
-    if was is None:
-        return "is new", ""
-    if now.stream != was.stream:
-        return f"is issued on the {now.stream} stream", f"{was.stream} stream"
-    if now.waits_for != was.waits_for:
-        return f"waits for {now.waits_for or 'no compute'}", was.waits_for or "no compute"
-    if now.awaited_by != was.awaited_by:
-        return f"is awaited by {now.awaited_by or 'no compute'}", was.awaited_by or "no compute"
-    return f"is exposed for {now.exposed_us:.3g} us", f"{was.exposed_us:.3g} us"
+class _Change(NamedTuple):
+    """A collective, what is other than it was, and both values of it."""
+
+    issued: Issued
+    what: str
+    now: str = ""
+    was: str = ""
+
+    @classmethod
+    def of(cls, now: Issued, was: Issued | None) -> _Change:
+        """Return the first change of a collective that explains the others."""
+        if was is None:
+            return cls(now, "is new")
+        if now.stream != was.stream:
+            return cls(now, "is issued on", f"the {now.stream} stream", f"{was.stream} stream")
+        if now.waits_for != was.waits_for:
+            return cls(now, "waits for", now.waits_for or _NO_COMPUTE, was.waits_for or _NO_COMPUTE)
+        if now.awaited_by != was.awaited_by:
+            return cls(now, "is awaited by", now.awaited_by or _NO_COMPUTE, was.awaited_by or _NO_COMPUTE)
+        return cls(now, "is exposed for", f"{now.exposed_us:.3g} us", f"{was.exposed_us:.3g} us")
+
+
+def _text(changes: Sequence[_Change]) -> str:
+    """Return what changed for collectives of one kind, in the names of the first unless all changed alike."""
+    issued, what, now, was = changes[0]
+    is_same = all(change[1:] == changes[0][1:] for change in changes)
+    module = _pattern(issued.of) if is_same and len(changes) > 1 else issued.of
+    text = f"{issued.name} of {module} {what}" if module else f"{issued.name} {what}"
+    text += (f" {now}" if now else "") + (f" (was: {was})" if was else "")
+    text += f" at {issued.place}" if issued.place else ""
+    return text if is_same else f"{text}, and {len(changes) - 1} more"
 
 
 def _pattern(name: str) -> str:
     return _NUMBER.sub("*", name)
-
-
-def _text(members: Sequence[tuple[Issued, Issued | None]]) -> str:
-    """Return what changed for some collectives alike, in names of all of them, unless these hide the change."""
-    first = members[0][0]
-    module, (now, was) = first.of, _change(*members[0])
-    if len(members) > 1:
-        module, general = _pattern(module), (_pattern(now), _pattern(was))
-        now, was = (now, was) if was and general[0].endswith(general[1]) else general
-    text = (f"{first.name} of {module}" if module else first.name) + f" {now}" + (f" (was: {was})" if was else "")
-    return text + (f" at {first.place}" if first.place else "")

@@ -25,6 +25,7 @@ from typing import Annotated, TypeAlias, TypeVar
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import Count, Milliseconds, Model, NotNegative, Positive
+from pytest_aorta.result.trace.step_graph import StepGraph
 
 T = TypeVar("T")
 # Suffix of the names of overlap metrics if the host could not be ahead of the device.
@@ -457,6 +458,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
         graph_breaks: Graph breaks of torch.compile since the rank began; None if this was not counted.
         without_flops: Calls by operator for which no formula of operations is known.
         places: Cost -> part -> place in the user's program -> number; empty unless a launch locates costs.
+        graph: The step's graph of streams; None if none was recorded.
         problem: The reason why nothing was counted; empty if the step was counted.
     """
 
@@ -470,6 +472,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
     graph_breaks: Count | None = None
     without_flops: Counts = field(default_factory=dict)
     places: dict[Cost, dict[str, Counts]] = field(default_factory=dict)
+    graph: StepGraph | None = None
     problem: Annotated[str, Meta(max_length=1000)] = ""
 
     def counts(self, cost: Cost) -> dict[str, int] | None:
@@ -523,11 +526,13 @@ class CostsOfRanks(Model, frozen=True):
 
 
 def distinct_costs(costs: Sequence[Costs | None], numbers: Sequence[int]) -> list[CostsOfRanks]:
-    """Return the distinct costs among those of ranks, without names of groups; empty if a rank has none.
+    """Return the distinct costs among those of ranks, without names of groups and graphs; empty if a rank has none.
 
     ``numbers`` are the ranks that ``costs`` belong to.
     """
-    known = [own.replace(collectives=[row.replace(group="") for row in own.collectives]) for own in costs if own]
+    known = [
+        own.replace(collectives=[row.replace(group="") for row in own.collectives], graph=None) for own in costs if own
+    ]
     if len(known) < len(costs):
         return []
     return [CostsOfRanks(ranks, own) for own, ranks in distinct(known, numbers)]

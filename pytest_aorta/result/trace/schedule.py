@@ -10,6 +10,7 @@ it, on whatever machine. (Of a step without operators whose operations are count
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -168,11 +169,8 @@ def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
     products = [number for number in compute if nodes[number].flops] or compute
     before, after = _related(nodes, products)
     computing, communicating = (union(spans[number] for number in numbers) for numbers in (compute, issued))
+    names = _names([nodes[number] for number in products])
     exposed_ns, total_ns = length(difference(communicating, computing)), length(communicating)
-
-    def name(position: int) -> str:
-        node = nodes[products[position]]
-        return f"{node.name} of {node.of}" if node.of else node.name
 
     def row(number: int) -> Issued:
         node, earlier, later = nodes[number], before[number], after[number]
@@ -180,8 +178,8 @@ def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
             node.name,
             node.of,
             graph.streams[node.stream],
-            name(earlier.bit_length() - 1) if earlier else "",
-            name((later & -later).bit_length() - 1) if later else "",
+            names[earlier.bit_length() - 1] if earlier else "",
+            names[(later & -later).bit_length() - 1] if later else "",
             (earlier | later).bit_count() == len(products),
             length(difference(union([spans[number]]), computing)) / _NS_PER_US,
             node.place,
@@ -197,6 +195,17 @@ def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
         issued=rows[:_MOST_COLLECTIVES],
         unseen=graph.unseen,
     )
+
+
+def _names(products: Sequence[Node]) -> list[str]:
+    """Return a name for each product, with its number among those of its module: backward has names of forward."""
+    calls: Counter[tuple[str, str]] = Counter()
+    found = []
+    for node in products:
+        calls[node.name, node.of] += 1
+        number = calls[node.name, node.of]
+        found.append(node.name + (f" of {node.of}" if node.of else "") + (f", call {number}" if number > 1 else ""))
+    return found
 
 
 def _numbers(graph: StepGraph, work: Work) -> list[int]:

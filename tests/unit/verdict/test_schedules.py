@@ -41,14 +41,14 @@ def judged(*ranks, before=(), marked=None, **changes):
         (
             WAITING,
             [REGRESSION] * 4,
-            "8 of 18 collectives have nothing to hide under, 3 before: all_gather of layers.* "
-            "waits for aten::mm of layers.0 (was: no compute)",
+            "8 of 18 collectives have nothing to hide under, 3 before: all_gather of layers.1 "
+            "waits for aten::mm of layers.0 (was: no compute), and 4 more",
         ),
         (
             LATE,
             [REGRESSION] * 4,
-            "8 of 18 collectives have nothing to hide under, 3 before: all_gather of layers.* "
-            "waits for aten::mm of layers.4 (was: aten::mm of layers.5)",
+            "8 of 18 collectives have nothing to hide under, 3 before: all_gather of layers.4 "
+            "waits for aten::mm of layers.5, call 2 (was: aten::mm of layers.5), and 4 more",
         ),
         (
             fsdp_step(in_line=True, place="train.py:7"),

@@ -23,7 +23,7 @@ def graph(*nodes: Node) -> StepGraph:
         ([PRODUCT(), GATHER(after=[0])], (1, 0.0, 146.7, 276.7)),
         ([GATHER(), PRODUCT(after=[0])], (1, 0.0, 146.7, 276.7)),
         ([PRODUCT(), GATHER(after=[0]), PRODUCT(after=[0])], (0, 0.886, 16.7, 276.7)),
-        # An operator that moves few bytes runs beside the gather and takes the least time of a kernel; it hides nothing.
+        # An operator that moves few bytes runs beside the gather in the least time of a kernel; it does not count.
         ([PRODUCT(), GATHER(after=[0]), product(num_bytes=8)(after=[0])], (1, 0.014, 144.7, 276.7)),
         # Without a product, all compute counts.
         ([GATHER(), product(num_bytes=8)()], (0, 0.014, 144.7, 146.7)),
