@@ -86,7 +86,7 @@ def run(_arguments: argparse.Namespace) -> int:
 def _leases(devices: Sequence[Device]) -> list[str]:
     """Return a table of GPUs and of all resources that are leased; nothing without any."""
     listed = {device.uuid: (device.token, device.model) for device in devices}
-    held = {resource: f"held by {claim.owner} ({claim.process})" for claim in holders() for resource in claim.resources}
+    held = {holder.resource: f"held by {holder}" for holder in holders()}
     names = dict.fromkeys([*listed, *held])
     rows = [(name, *listed.get(name, ("-", "-")), held.get(name, "free")) for name in names]
     return table([("name", "token", "model", "state"), *rows], output_width()) if rows else []

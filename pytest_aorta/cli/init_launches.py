@@ -239,4 +239,4 @@ def _varies(one: Launched, other: Launched, *, in_bits: bool = True) -> str:
     if found := first_other_weights(one.facts.series, other.facts.series):
         return f"in two launches {found}"
     located = locate_first(one, other, first, (), None, lambda _: None)
-    return " ".join([f"two launches differ in step {first.step}:", *(note.text.strip() for note in located)])
+    return " ".join([f"two launches differ in step {first.step}:", *map(str.strip, located)])

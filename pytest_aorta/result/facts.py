@@ -229,6 +229,14 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
             counts = f"{len(self.memory_growth_bytes)} values for {len(self.memory_bytes)} of memory_bytes"
             raise ValueError(f"memory_growth_bytes: got {counts}, allowed is one per rank")
 
+    def condensed(self, *, has_names: bool) -> LaunchFacts:
+        """Return what a baseline keeps of these facts."""
+        series = [one.condensed(has_names=has_names) for one in self.series]
+        costs = [group.replace(costs=group.costs.replace(places={})) for group in self.costs]
+        if has_names:
+            return self.replace(series=series)
+        return self.replace(series=series, costs=costs, schedules=[group.condensed() for group in self.schedules])
+
     @property
     def device(self) -> str:
         """Return the kind of device that the ranks computed on, such as ``cuda``."""

@@ -424,18 +424,21 @@ def other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], s
     return f"rank {', '.join(map(str, ranks))}" if ranks else ""
 
 
+def hashes_by_name(here: HashedParts, there: HashedParts, step: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the begins of the hashes of both sides by tensor; empty if a side has none in this step, or no names."""
+    begins = [_split(side.parameters.get(step, "")) for side in (here, there)]
+    if not all(begins) or (not there.names and len(begins[0]) != len(begins[1])):
+        return {}, {}
+    one, two = zip(here.names, begins[0], strict=False), zip(there.names or here.names, begins[1], strict=False)
+    return dict(one), dict(two)
+
+
 def _other_parameters(here: HashedParts, there: HashedParts, step: str) -> str:
     """Return the tensors that differ in a step, and those that only one side has; a baseline may lack the names.
 
     A launch has hashes of tensors for its first hashed steps and the last one, and for one set of tensors.
     """
-    begins = [_split(side.parameters.get(step, "")) for side in (here, there)]
-    if not all(begins) or (not there.names and len(begins[0]) != len(begins[1])):
-        return ""
-    one, two = (
-        dict(zip(names, parts, strict=False))
-        for names, parts in zip((here.names, there.names or here.names), begins, strict=True)
-    )
+    one, two = hashes_by_name(here, there, step)
     names = [f"{name} is new" for name in one if name not in two]
     names += [f"{name} is gone" for name in two if name not in one]
     names += [name for name in one if name in two and one[name] != two[name]]

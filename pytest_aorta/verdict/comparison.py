@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.applicability import choose_tolerances, known_to, profiled
+from pytest_aorta.verdict.applicability import choose_tolerances, known_to, not_applicable, profiled
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth
 from pytest_aorta.verdict.causes import cause_of, notes_on, throttled
@@ -31,11 +31,12 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import STALE, Row
+from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.schedules import judge_schedules
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
+    Decided,
     MissingPart,
     Note,
     NoteKind,
@@ -68,6 +69,9 @@ class _Comparison(ABC):
             metric = metric_of(name, tolerance.direction)
             row = Row(self.case, metric, tolerance, reference, launches, others, len(launches), most)
             rows.append((decided or {}).get(name) or self._judge(row))
+        if any(row.outcome is Outcome.REGRESSION for row in rows):
+            changed = Decided(Outcome.CHANGED)
+            rows = [row.replace(state=changed) if row.outcome is Outcome.IMPROVED else row for row in rows]
         notes, suspect = notes_on(rows, launches, others, str(reference))
         edited = edits(launches, others) if any(row.is_finding for row in rows) else ()
         return Verdicts(self.case, tuple(rows), (*(Note(text, NoteKind.EDIT) for text in edited), *notes), suspect)
@@ -99,8 +103,6 @@ class _Comparison(ABC):
                 details.append(cause_of(row.metric.name, launches, others))
             case Outcome.INCONCLUSIVE:
                 details.append(self._undecided(row, decision.launches))
-            case Outcome.IMPROVED:
-                details.append(STALE)
         return row.by_decision(decision, center, ", ".join(filter(None, details)))
 
     def _judge_equal_steps(self, row: Row, detail: str) -> Verdict:
@@ -211,6 +213,8 @@ class StoredComparison(_Comparison):
                 return found
             if row.value is None:
                 return row.lost(f"the launch has no {metric.name}", None)
+            if never := not_applicable(metric, row.tolerance, launches[0], launches[0]):
+                return row.not_applicable(*never, row.value)
             return self._unrecorded(row, "no baseline")
         if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
             return self._unrecorded(row, detail)

@@ -28,8 +28,6 @@ from pytest_aorta.verdict.verdicts import (
     VerdictReference,
 )
 
-STALE = f"the baseline is stale; record the better value with {RESET}"
-
 
 @dataclass(frozen=True)
 class Row:

@@ -16,7 +16,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.schedule import Issued, Schedule
 from pytest_aorta.verdict.environment import other_versions
 from pytest_aorta.verdict.noise import RESET
-from pytest_aorta.verdict.rows import STALE, Row
+from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import MissingPart, Verdict
 
@@ -39,7 +39,7 @@ def judge_schedules(row: Row, value: Callable[[Schedule], float]) -> Verdict:
         return row.missing(MissingPart.BASELINE_VALUE, f"the {row.reference} has graphs of other ranks alone; {RESET}")
     excess, rank, before, after = max(excesses)
     outcome = Outcome.REGRESSION if excess > 0 else Outcome.IMPROVED if excess < 0 else Outcome.PASS
-    details = [STALE] if outcome is Outcome.IMPROVED else []
+    details = []
     if outcome is Outcome.REGRESSION:
         details = [cause_of_schedule(row.launches, row.others, rank)]
         details += filter(None, [other_versions(row.launches[0], row.others[-1], str(row.reference))])

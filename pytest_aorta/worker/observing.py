@@ -371,7 +371,7 @@ class Observer:
             yield
             return
         self._whole = StepCounter(own_device(), self._prepared)
-        with self._whole.step():
+        with self._whole.step(locates=False):
             yield
 
     def refuse(self) -> None:

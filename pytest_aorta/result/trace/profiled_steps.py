@@ -457,7 +457,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
         recompilations: Compilations of torch.compile after the warm-up steps; None if this was not counted.
         graph_breaks: Graph breaks of torch.compile since the rank began; None if this was not counted.
         without_flops: Calls by operator for which no formula of operations is known.
-        places: Cost -> part -> place in the user's program -> number; empty unless a launch locates costs.
+        places: Cost -> part -> place in the user's program -> number, most first; empty where a debugger runs.
         graph: The step's graph of streams; None if none was recorded.
         problem: The reason why nothing was counted; empty if the step was counted.
     """
