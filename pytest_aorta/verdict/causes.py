@@ -73,8 +73,8 @@ class Straggler:
             last = f"rank {self.rank} arrives last, its peers wait {self.increase_ms:.3g} ms/step longer"
             return f"no straggler: {late}; {last}"
         if self.increase_ms is None:
-            return f"others wait {self.lag_ms:.3g} ms/step for rank {self.rank}"
-        return f"others wait {self.increase_ms:.3g} ms/step longer for rank {self.rank} than in the {side}"
+            return f"rank {self.rank} is late: others wait {self.lag_ms:.3g} ms/step for it"
+        return f"rank {self.rank} is late: others wait {self.increase_ms:.3g} ms/step longer for it than in the {side}"
 
 
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
@@ -143,11 +143,16 @@ def notes_on(
     open_kinds = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.INCONCLUSIVE}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
-    found = [*([slow.note(side)] if slow else []), *_split_note(rows, launches, others), *notes(launches, others, side)]
+    late = Note(slow.note(side), NoteKind.CAUSE if slow.idle_ms is not None else NoteKind.EDIT) if slow else None
+    found = [*_split_note(rows, launches, others), *notes(launches, others, side)]
     is_time_alone = failed <= {MetricKind.TIMING} and MetricKind.TIMING in failed | open_kinds
     found += _canary_notes(launches, others, side) if is_time_alone else []
     uncompared = (Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side))
-    return (*map(Note, found), *uncompared), slow.rank if slow and slow.idle_ms is None else None
+    return (
+        *((late,) if late else ()),
+        *map(Note, found),
+        *uncompared,
+    ), slow.rank if slow and slow.idle_ms is None else None
 
 
 def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
