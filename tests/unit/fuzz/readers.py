@@ -76,8 +76,6 @@ RANK = rank_values(
     overlap=[STEP],
     collective_ms=[1.0, 2.0],
     memory_bytes=[5],
-    canary_before={"gemm_ms": 1.0},
-    canary_after={"gemm_ms": 1.0},
     grad_norm=[1.0, 1.0, 1.0],
     timeline={"compute": [[0.0, 1.0]]},
     **PROFILED,
@@ -111,7 +109,6 @@ BASELINE = to_builtins(
         launches=stored(
             make_facts(
                 exposed_ms={"all_gather": 1.0},
-                canary_ms={"gemm_ms": 1.0},
                 rank_lag_ms=[1.0, 0.0],
                 kernels={"gemm": FamilyTime(6.0, 2.0)},
                 collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
