@@ -20,7 +20,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result
-from pytest_aorta.result.trace.merged import merge_run
+from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.profiled_steps import (
     CollectiveFacts,
     CollectiveTime,
@@ -189,7 +189,7 @@ def _read_verdict(data: bytes, folder: Path) -> None:
 
 def _read_trace(data: bytes, folder: Path) -> None:
     write_rank_file(folder, 0, "trace.json.gz", data)
-    merge_run(folder)
+    read_trace(folder / "ranks" / "0" / "trace.json.gz")
 
 
 TRACE = json.dumps(rank_trace()).encode()
