@@ -1,10 +1,15 @@
 """``aorta scale``: the table and what explains it, of results that were computed by hand."""
 
+import re
+
 import pytest
 
 from pytest_aorta.cli.main import main, parser
-from pytest_aorta.cli.scale import Point, explanations, table
+from pytest_aorta.cli.scale import Point, explanations, panels, scheduled, table
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost
+from pytest_aorta.result.trace.schedule import play
+from pytest_aorta.result.trace.step_graph import Work
+from tests.unit.step_graphs import fsdp_step
 
 
 def point(size, gathered, *, reduced=None, memory=None, padded="", steps=5, multiplying=3):
@@ -52,6 +57,44 @@ def test_what_stops_falling_is_explained(points, shows):
     assert bool(lines) == bool(shows)
     assert all(part in text for part in shows)
     assert groups.startswith("groups at 8 ranks: all_gather over 8")
+
+
+def scaled(size: int) -> Point:
+    """Return a step of six layers whose collectives run over so many ranks."""
+    graph = fsdp_step()
+    nodes = [node.replace(group_size=size) if node.work is Work.COLLECTIVE else node for node in graph.nodes]
+    return Point(size, (), 1, 1, None, "", graph=graph.replace(nodes=nodes))
+
+
+def test_schedule_tells_where_communication_hides_no_longer_and_which_work_hides_it():
+    points = [scaled(size) for size in (2, 8, 64, 1024)]
+    title, _, *rows = scheduled(points)
+    assert title == "on the nominal machine:"
+    cells = [re.split(r"  +", row) for row in rows[:4]]
+    assert [float(row[1]) for row in cells] == sorted((float(row[1]) for row in cells), reverse=True)
+    assert [row[3] == "0 ms" for row in cells] == [True, True, False, False]
+    assert "it grew most for all_gather of layers.*" in rows[4]
+    size, factor = (
+        int(re.search(part, rows[-1])[1].replace(",", "")) for part in (r"^([\d,]+) ranks", r": (\d+) times")
+    )
+    graph = next(point.graph for point in points if point.size == size)
+    nodes = [node.replace(flops=node.flops * factor) for node in graph.nodes]
+    hidden, fewest = (play(one) for one in (graph.replace(nodes=nodes), points[0].graph))
+    assert hidden.exposed_ms / hidden.step_ms < fewest.exposed_ms / fewest.step_ms + 0.05
+
+
+def test_schedule_of_sizes_that_hide_alike_has_no_advice_and_points_without_a_graph_none_at_all():
+    assert len(scheduled([scaled(2), scaled(2)])) == 3
+    assert scheduled([point(2, 100)]) == []
+
+
+def test_each_size_is_drawn_below_the_parts_of_all():
+    (_, parts), *streams = panels([scaled(2), scaled(64)])
+    assert [[bars.kind for bars in row.bars] for row in parts.rows] == [
+        ["compute", "exposed in a host"],
+        ["compute", "exposed between hosts"],
+    ]
+    assert [name for name, _ in streams] == ["2 ranks", "64 ranks"]
 
 
 @pytest.mark.parametrize(
