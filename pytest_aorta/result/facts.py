@@ -233,8 +233,9 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         """Return what a baseline keeps of these facts."""
         series = [one.condensed(has_names=has_names) for one in self.series]
         costs = [group.replace(costs=group.costs.replace(places={})) for group in self.costs]
-        schedules = [group.condensed(has_issued=has_names) for group in self.schedules]
-        return self.replace(series=series, costs=self.costs if has_names else costs, schedules=schedules)
+        if has_names:
+            return self.replace(series=series)
+        return self.replace(series=series, costs=costs, schedules=[group.condensed() for group in self.schedules])
 
     @property
     def device(self) -> str:

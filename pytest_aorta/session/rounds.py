@@ -232,7 +232,8 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
         facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
     if again is not None:
         facts += _commands(comparison, rows, again)
-    edited = [note.text for note in comparison.notes if note.kind is NoteKind.EDIT]
+    edited = tuple(note.text for note in comparison.notes if note.kind is NoteKind.EDIT)
+    facts = [(label, text) for label, text in facts if not text.endswith(edited)]
     return "\n".join([*edited, *lines, *(f"  {label:<8}  {text}" for label, text in facts)])
 
 

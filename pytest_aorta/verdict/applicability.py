@@ -1,6 +1,6 @@
 """The choice of metrics to compare, and the reasons why two launches can't be compared by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.facts import LaunchFacts
@@ -22,19 +22,23 @@ from pytest_aorta.verdict.verdicts import Reason
 
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
+# Metrics that the step's schedule decides where ranks compute on shared CPUs, whose times are noise.
+_SCHEDULED_ON_CPU = ("overlap_ratio", "exposed_comm_ms")
 # Costs that another version of torch changes, and the libraries whose versions count.
 _OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
 # What needs data or a clock that a simulated world lacks.
 NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC, MetricKind.OWN)
 
 
-def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
+def choose_tolerances(
+    marked: Mapping[str, Tolerance], *facts: LaunchFacts, asked: Collection[str] = ()
+) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
     These are the metrics that a tolerance names, and the metrics with a default tolerance that any launch has. Other
     metrics that the workload or script records are compared for presence if there is a launch to compare with. The
-    launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are
-    left.
+    launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs and
+    schedules are left. On CPU ranks, timed overlap is left out beside a schedule unless it is ``asked`` for.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
@@ -56,8 +60,10 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     if len(facts) > 1:
         chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
     left_out = NOT_SIMULATED if facts[0].simulated else ()
+    timed = _SCHEDULED_ON_CPU if facts[0].device == "cpu" and facts[0].schedules else ()
     names = [*METRICS, *sorted(chosen.keys() - METRICS.keys())]
-    kept = {name: chosen[name] for name in names if name in chosen and metric_of(name).kind not in left_out}
+    names = [name for name in names if name in chosen and (name in asked or name not in timed)]
+    kept = {name: chosen[name] for name in names if metric_of(name).kind not in left_out}
     if left_out and not kept:
         raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
     return kept
@@ -95,7 +101,9 @@ def known_to(
     def is_lacking(metric: Metric) -> bool:
         if metric.cost is not None:
             return lacks_costs
-        return (metric.is_growth and is_variant) or (metric.is_new and metric.measure(other) is None)
+        return (is_variant and bool(metric.is_growth or metric.scheduled)) or (
+            metric.is_new and metric.measure(other) is None
+        )
 
     return {name: found for name, found in tolerances.items() if name in marked or not is_lacking(metric_of(name))}
 

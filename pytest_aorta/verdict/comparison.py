@@ -32,6 +32,7 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import Row
+from pytest_aorta.verdict.schedules import judge_schedules
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
@@ -72,7 +73,8 @@ class _Comparison(ABC):
             changed = Decided(Outcome.CHANGED)
             rows = [row.replace(state=changed) if row.outcome is Outcome.IMPROVED else row for row in rows]
         notes, suspect = notes_on(rows, launches, others, str(reference))
-        edited = edits(launches, others) if any(row.is_finding for row in rows) else ()
+        edited = edits(launches, others) if any(row.is_finding for row in rows) else []
+        edited += [row.detail for row in rows if metric_of(row.metric).is_growth and row.outcome is Outcome.REGRESSION]
         return Verdicts(self.case, tuple(rows), (*(Note(text, NoteKind.EDIT) for text in edited), *notes), suspect)
 
     def _judge_measured(self, row: Row) -> Verdict:
@@ -88,6 +90,8 @@ class _Comparison(ABC):
             return judge_curves(row, row.metric.curve)
         if row.metric.is_growth:
             return judge_growth(row)
+        if row.metric.scheduled is not None:
+            return judge_schedules(row, row.metric.scheduled)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if (found := self._decide(row)) is None:
@@ -276,7 +280,7 @@ class PairedComparison(_Comparison):
         Raises:
             SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
-        tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        tolerances = choose_tolerances(self.marked, candidates[0], references[0], asked=self.only or ())
         if not self.version:
             tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
         if self.only is None:

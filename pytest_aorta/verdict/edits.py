@@ -6,9 +6,8 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import SeriesFacts, Setting, other_ranks
+from pytest_aorta.result.series import SeriesFacts, Setting, came_or_went, other_ranks, some_of
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
 from pytest_aorta.verdict.by_rank import place_of, varying
 
@@ -35,7 +34,6 @@ _COSTS = {
 }
 # What shows in the first step and what shows only in the second one are of one edit.
 _FIRST_STEPS = 2
-_MOST_GROUPS = 3
 # The first step that differs, and the sentence.
 _Found: TypeAlias = Iterator[tuple[int, str]]
 
@@ -60,7 +58,7 @@ def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> lis
     there = next((one for one in reversed(others) if any(series.settings for series in one.series)), others[-1])
     pairs = list(zip(here.series, there.series, strict=False))
     kinds = (
-        [found for pair in pairs for found in (*_classes(*pair), *_settings(*pair))],
+        [found for pair in pairs for found in (*_classes(*pair), *_names(*pair), *_settings(*pair))],
         [found for pair in pairs for found in _samples(*pair)],
         [*_costs(launches, others)],
         [found for pair in pairs for found in (*_loss(*pair), *_length(*pair), *_random(*pair))],
@@ -76,6 +74,13 @@ def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
     for what, before, after in zip(("the optimizer", "", "the model"), *sides, strict=True):
         if what and before != after:
             yield 0, f"{what} changed: {before or 'unknown'} -> {after or 'unknown'}"
+
+
+def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on parameters, and on buffers, that only one side has."""
+    for kind, one, other in (("parameters", here, there), ("buffers", here.buffers, there.buffers)):
+        if names := came_or_went(one.names, other.names):
+            yield 0, f"{kind}: {some_of(names)}"
 
 
 def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -96,8 +101,7 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
 def _of(groups: Sequence[str], every: Iterable[str]) -> str:
     if not any(groups) or {*groups} == {*every}:
         return ""
-    more = f" and {counted(len(groups) - _MOST_GROUPS, 'other')}" if len(groups) > _MOST_GROUPS else ""
-    return f" of {', '.join(groups[:_MOST_GROUPS])}{more}"
+    return f" of {some_of(groups)}"
 
 
 def _changes(here: Iterable[Setting], there: Iterable[Setting]) -> Iterator[_Change]:
@@ -128,7 +132,9 @@ def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _F
     for cost, text in _COSTS.items():
         for rank, name, before, after in _parts(launches, others, cost):
             place = place_of(launches, others, rank, cost, name, after - before)
-            yield 1, f"{place}: " * bool(place) + text.format(name=name, before=before, after=after)
+            parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
+            follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
+            yield 1, f"{place}: " * bool(place) + text.format(name=name, before=before, after=after) + follows
     flops = _parts(launches, others, Cost.FLOPS)
     ratios = {f"{after / before:.5g}" for *_, before, after in flops if before}
     if len(ratios) == 1 and len(flops) == len(launches[-1].costs[0].costs.flops):

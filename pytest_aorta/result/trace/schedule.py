@@ -156,9 +156,9 @@ class ScheduleOfRanks(Model, frozen=True):
     ranks: Annotated[list[Count], Meta(min_length=1)]
     schedule: Schedule
 
-    def condensed(self, *, has_issued: bool) -> ScheduleOfRanks:
-        """Return the schedule as a baseline stores it; without ``has_issued``, another launch names the collectives."""
-        return self if has_issued else self.replace(schedule=self.schedule.values)
+    def condensed(self) -> ScheduleOfRanks:
+        """Return the schedule as a baseline stores it, in which another launch names the collectives."""
+        return self.replace(schedule=self.schedule.values)
 
 
 def distinct_schedules(graphs: Sequence[StepGraph | None], numbers: Sequence[int]) -> list[ScheduleOfRanks]:

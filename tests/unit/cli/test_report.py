@@ -76,7 +76,7 @@ def test_two_single_files_are_compared_whatever_they_are_called(tmp_path):
     (test,) = report_of(old, new).tests
     assert test.record.verdicts
     note = "old ran toy with no key batch, overlap=True; new ran other with batch=4, no key overlap"
-    assert note in test.record.notes
+    assert note in [found.text for found in test.record.unshown_notes]
 
 
 def test_what_has_nothing_to_be_compared_with_is_reported(two):
