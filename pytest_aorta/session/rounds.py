@@ -106,7 +106,8 @@ def _is_for_pairs(row: Verdict, comparison: StoredComparison) -> bool:
     if row.outcome is Outcome.INCONCLUSIVE and comparison.max_launches > 1:
         return True
     # The baseline comes from another machine, hour or launcher, or was too noisy.
-    return row.not_applicable is Reason.NOISY or (row.not_applicable is not None and row.metric in comparison.marked)
+    is_asked = row.metric in comparison.marked or row.not_applicable is Reason.UNMARKED_CPU_TIMES
+    return row.not_applicable is Reason.NOISY or (row.not_applicable is not None and is_asked)
 
 
 def joined(stored: Verdicts, paired: Verdicts) -> Verdicts:

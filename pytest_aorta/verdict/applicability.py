@@ -49,9 +49,9 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"{least}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
-        # Times of operators on shared CPUs are compared on request only.
-        default = None if metric.only_on_gpus and facts[0].device == "cpu" else metric.default
-        if name not in chosen and default is not None and any(_has(metric, launch) for launch in facts):
+        is_of_cpu = metric.kind is MetricKind.TIMING and facts[0].device == "cpu"
+        default, needed = (metric.on_cpu, all) if is_of_cpu else (metric.default, any)
+        if name not in chosen and default is not None and needed(_has(metric, launch) for launch in facts):
             chosen[name] = marked.get(name, default)
     if len(facts) > 1:
         chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
@@ -140,14 +140,13 @@ def not_applicable(
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
         detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
         return Reason.LAUNCHER, detail
-    if metric.kind is MetricKind.TIMING and facts.device == "cpu":
-        # A test without a tolerance marker for times does not lease the host exclusively.
-        if tolerance.origin is Origin.DEFAULT:
-            detail = "times of CPU ranks are compared only if a tolerance marker names the metric"
-            return Reason.UNMARKED_CPU_TIMES, detail
+    # The difference between ranks, unlike a time, hardly depends on the machine.
+    if metric.kind is MetricKind.TIMING and facts.device == "cpu" and metric.name != "late_rank_ms":
         here, there = facts.provenance, recorded.provenance
         if here.block != there.block or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
-            return Reason.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
+            is_asked = tolerance.origin is not Origin.GROSS
+            reason = Reason.OLD_CPU_TIMES if is_asked else Reason.UNMARKED_CPU_TIMES
+            return reason, "times of CPU ranks are compared only within one hour on one machine"
     if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):
         return Reason.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import choose_tolerances, known_to, profiled
 from pytest_aorta.verdict.baseline import Baseline
@@ -89,6 +90,11 @@ class _Comparison(ABC):
         if (found := self._decide(row)) is None:
             return row.judge_ranges()
         decision, center = found
+        if row.tolerance.origin is Origin.GROSS and decision.outcome is Outcome.IMPROVED:
+            decision = replace(decision, outcome=Outcome.PASS)
+        if row.tolerance.origin is Origin.GROSS and decision.outcome is Outcome.INCONCLUSIVE:
+            hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
+            return row.not_applicable(Reason.UNMARKED_CPU_TIMES, hidden, row.value, center)
         is_questioned = row.metric.kind is MetricKind.TIMING and decision.outcome is not Outcome.PASS
         details = [throttled(launches)] if is_questioned else []
         match decision.outcome:
@@ -276,6 +282,7 @@ class PairedComparison(_Comparison):
         if not self.version:
             tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
         if self.only is None:
+            tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.GROSS}
             tolerances = known_to(references[0], tolerances, self.marked, is_variant=not self.version)
         else:
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}

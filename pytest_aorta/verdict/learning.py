@@ -15,7 +15,7 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
-from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
+from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Origin, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
@@ -28,7 +28,7 @@ from pytest_aorta.verdict.statistics.decision import (
     is_settled,
 )
 from pytest_aorta.verdict.statistics.variance import Estimate, observed
-from pytest_aorta.verdict.verdicts import Verdict, format_change
+from pytest_aorta.verdict.verdicts import Reason, Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
@@ -51,7 +51,11 @@ def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: P
     """
     launches, most = baseline.center_launches, options.launches
     asked = applicable(marked, launches[0])
-    noisy = [(metric_of(name, one.direction), one.value) for name, one in asked.items() if not one.is_exact]
+    noisy = [
+        (metric_of(name, one.direction), one.value)
+        for name, one in asked.items()
+        if not one.is_exact and one.origin is not Origin.GROSS
+    ]
     noisy = [(metric, allowed) for metric, allowed in noisy if metric.has_noise]
     least = MIN_LAUNCHES_TO_FAIL if noisy else 2 if any(metric_of(name).cost is not None for name in asked) else 1
     if len(launches) < min(least, most) or not noisy:
@@ -186,6 +190,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
     # A metric that can't be compared even with itself is not a difference.
     compared = applicable(marked, facts[0], old.center_launches[-1]).keys() - old.left_out.keys()
     rows = comparison.judge(facts).rows
+    rows = tuple(row for row in rows if row.not_applicable is not Reason.UNMARKED_CPU_TIMES)
     return [row for row in rows if row.metric in compared and not _is_unchanged(row)]
 
 
@@ -295,7 +300,7 @@ def detection_lines(
     for name, tolerance in applicable(marked, center[-1]).items():
         metric = metric_of(name, tolerance.direction)
         stored = comparison.estimate(metric) if metric.has_noise else None
-        if tolerance.value is None or stored is None or name in baseline.left_out:
+        if tolerance.value is None or stored is None or name in baseline.left_out or tolerance.origin is Origin.GROSS:
             continue
         if problem := comparison.undecidable(metric, tolerance):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
