@@ -136,7 +136,8 @@ def _comment(note: str) -> str:
     """Return a note as a comment of one or more lines, in a function."""
     return (
         textwrap.fill(
-            note[:1].upper() + note[1:],
+            # The name of a metric keeps its letters.
+            note if "_" in note.split()[0] else note[:1].upper() + note[1:],
             _WIDTH,
             initial_indent="    # ",
             subsequent_indent="    # ",

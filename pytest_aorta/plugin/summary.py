@@ -7,10 +7,10 @@ from pathlib import Path
 from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.outcome import PHASES
-from pytest_aorta.session.record import TestRecord, finding_groups, finding_text, totals
+from pytest_aorta.session.record import TestRecord, finding_text, totals
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Origin, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Note, Open
+from pytest_aorta.verdict.verdicts import Open
 
 # Characters of the last line.
 MAX_LINE = 112
@@ -28,7 +28,7 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
     if verbosity >= 0:
         lines += [line for record in records for line in (_all_lines(record) if verbosity else _finding_lines(record))]
         lines += [*_simulated(records), *_warnings(records)]
-    hidden = sum(len(_unshown_notes(record)) for record in records if not _has_finding(record))
+    hidden = sum(len(record.unshown_notes) for record in records if not _has_finding(record))
     hint = f" [-v for {counted(hidden, 'note')}]" if hidden and not verbosity else ""
     line, most = totals(records), MAX_LINE - len(hint)
     if len(line) > most:  # the rows have the other reasons
@@ -68,19 +68,9 @@ def _all_lines(record: TestRecord) -> Iterator[str]:
 
 def _finding_lines(record: TestRecord) -> Iterator[str]:
     """Yield a line for each finding and note that the failure does not contain."""
-    failing = {(one.case, metric) for one in record.comparisons for metric in one.failing if record.has_failed}
-    for rows in finding_groups(record):
-        if failing.isdisjoint((row.case, row.metric) for row in rows):
-            yield f"{_name(record, rows[0].case)}: {finding_text(rows)}"
-    notes = _unshown_notes(record) if _has_finding(record) else []
+    yield from (f"{_name(record, rows[0].case)}: {finding_text(rows)}" for rows in record.unshown_findings)
+    notes = record.unshown_notes if _has_finding(record) else []
     yield from (f"{_name(record)}: {note}" for note in (*notes, *record.traces))
-
-
-def _unshown_notes(record: TestRecord) -> list[Note]:
-    """Return the notes that the failure does not contain; pytest prints no failure of a retried attempt."""
-    # A comparison without a verdict that has notes has failed for lack of anything to compare.
-    unshown = (one for one in record.comparisons if not (record.has_failed and (one.failing or not one.rows)))
-    return [note for one in unshown for note in one.notes]
 
 
 def _simulated(records: Sequence[TestRecord]) -> list[str]:

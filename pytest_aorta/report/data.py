@@ -103,6 +103,17 @@ class Test:
         """Return the reason of a failure with its evidence, or the reason why the test was skipped."""
         return self.record.failure or self.record.lacked_devices or ""
 
+    @property
+    def opening(self) -> list[str]:
+        """Return the sentences on what was edited; the failure's first line where no comparison failed the test."""
+        has_verdicts = any(comparison.failing for comparison in self.record.comparisons)
+        return self.record.edits or ([] if has_verdicts else self.failure.splitlines()[:1])
+
+    @property
+    def evidence(self) -> str:
+        """Return the failure without its opening."""
+        return self.failure.removeprefix("\n".join(self.opening)).lstrip("\n")
+
 
 @dataclass(frozen=True)
 class Report:

@@ -1,24 +1,24 @@
 """Renders a session as Markdown, for a comment on a pull request and for GitHub's page of a job.
 
-The first line is the verdict. What failed follows as a list, and the findings as a table, then the evidence of each
-failure with the command that repeats it, and the provenance of the launches. Text from tests is escaped, so that it
-neither changes the structure nor mentions a user, links an issue or an address, or runs a quick action of GitLab.
+The first line is the verdict. A list follows of what failed and of the other findings, of which a screen is open, then
+the evidence of each failure with the command that repeats it, and the provenance of the launches. Text from tests is
+escaped, so that it neither changes the structure nor mentions a user, links an issue or an address, or runs a quick
+action of GitLab.
 """
 
 import html
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
-from msgspec.structs import astuple
 
 from pytest_aorta.common.model import Commit, Count, Model
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.provenance import provenance_values
-from pytest_aorta.session.record import Side, TestRecord, caught_text, finding_groups, num_caught, totals
+from pytest_aorta.session.record import Side, TestRecord, caught_text, finding_text, num_caught, totals
 from pytest_aorta.session.rounds import Repeated
-from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
 MAX_BYTES = 512 << 10
@@ -28,7 +28,8 @@ _MAX_EVIDENCE = 8_000
 _MAX_FAILURES = 20
 _MAX_VALUE = 2_000
 _MAX_FINDINGS = 2_000
-_HEAD = ("test", "verdict", "metric", "baseline -> value", "change [95%]", "limit", "reason")
+# Lines of the list that are not folded, and characters of each.
+_MAX_OPEN, _MAX_LINE = 10, 300
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 # What GitHub and GitLab make links of: users, issues, labels, milestones and addresses. They look for them in the
 # rendered text, so a backslash does not prevent a link.
@@ -44,21 +45,16 @@ _Evidence: TypeAlias = Annotated[str, Meta(max_length=_MAX_EVIDENCE)]
 
 
 class Finding(Model, frozen=True):
-    """A row of the table of findings, as text."""
+    """A line on a test: the reason of its failure, or a finding that no failure contains."""
 
     test: _Value
-    verdict: _Value
-    metric: _Value
-    values: _Value
-    change: _Value
-    limit: _Value
-    reason: _Value
+    text: _Value
 
 
 class Failure(Model, frozen=True):
     """A failed test: the beginning of its failure, the length of the whole in characters, and what repeats it."""
 
-    test: _Value
+    reason: Finding
     text: _Evidence
     length: Count
     command: _Evidence
@@ -77,7 +73,7 @@ class Findings(Model, frozen=True):
         retried: Number of attempts that were retried.
         ended_by: What ended the run before all tests had run, such as Ctrl-C; empty if nothing did.
         totals: One line that counts verdicts and launches.
-        num_findings: Number of findings, of which ``findings`` has the first, the worst first.
+        num_findings: Number of other findings, of which ``findings`` has the first, the worst first.
         failures: The first failed tests.
         provenance: Label -> values of the launches under test.
     """
@@ -125,7 +121,8 @@ def findings(
         ended_by: As in :class:`Findings`.
     """
     final = [record for record in records if not record.is_retried]
-    rows = _rows(records)
+    groups = [(record, rows) for record in records for rows in record.unshown_findings]
+    groups.sort(key=lambda group: FINDINGS.index(group[1][0].outcome))
     return Findings(
         schema_version=1,
         commit=commit,
@@ -138,11 +135,11 @@ def findings(
         retried=len(records) - len(final),
         ended_by=_cut(ended_by),
         totals=_cut(totals(records)) if records or not ended_by else "",
-        num_findings=len(rows),
-        findings=tuple(_finding(*row) for row in rows[:_MAX_FINDINGS]),
+        num_findings=len(groups),
+        findings=tuple(_line_on(record, finding_text(rows), rows[0].case) for record, rows in groups[:_MAX_FINDINGS]),
         failures=tuple(
             Failure(
-                _cut(record.nodeid + record.attempt_label),
+                _line_on(record, record.reason),
                 _unicode(record.failure[:_MAX_EVIDENCE])[:_MAX_EVIDENCE],
                 len(record.failure),
                 _cut(Repeated(argument_of(record.nodeid), repeated).command(), _MAX_EVIDENCE),
@@ -169,13 +166,16 @@ def markdown(found: Findings, *, max_bytes: int = MAX_BYTES, conclusion: str = "
     if len(foot.encode()) > left // 4:
         foot = ""
     left -= len(foot.encode())
-    firsts = _limited(map(_first_line, found.failures), left // 8, "failures", found.failed - len(found.failures))
-    left -= len(firsts.encode())
-    table = _limited(_table(found.findings), left // 2, "findings", found.num_findings - len(found.findings))
-    left -= len(table.encode())
+    unlisted = found.failed - len(found.failures)
+    lines = [*(failure.reason for failure in found.failures), *found.findings]
+    num_more = unlisted + found.num_findings - len(found.findings)
+    kept = _limited(map(_item, lines), left // 2, "findings", num_more)
+    left -= sum(len(part.encode()) for part in kept)
     evidence = min(_MAX_EVIDENCE, left // _MAX_FAILURES)
-    shown = (_failure(failure, evidence) for failure in found.failures)
-    return head + firsts + table + _limited(shown, left, "failures", found.failed - len(found.failures)) + foot
+    shown = _limited((_failure(failure, evidence) for failure in found.failures), left, "failures", unlisted)
+    num_folded = len(lines) + num_more - _MAX_OPEN
+    folded = _folded(f"{num_folded} more", "".join(kept[_MAX_OPEN:])) if kept[_MAX_OPEN:] else ""
+    return "".join([head, "\n", *kept[:_MAX_OPEN], folded, *shown, foot])
 
 
 def headline(found: Findings, conclusion: str = "success") -> str:
@@ -203,7 +203,7 @@ def headline(found: Findings, conclusion: str = "success") -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text escaped for one cell of a table, so that Markdown and HTML show the text as is.
+    """Return text escaped for one line, so that Markdown and HTML show the text as is.
 
     A zero-width space keeps addresses and references to users and issues from becoming links.
     """
@@ -219,18 +219,10 @@ def preformatted(text: str) -> str:
     return "<pre>" + "\n".join(safe) + "</pre>"
 
 
-def _rows(records: Sequence[TestRecord]) -> list[tuple[TestRecord, Sequence[Verdict]]]:
-    """Return the findings, the worst first; metrics without a baseline share a row per comparison."""
-    groups = [(record, rows) for record in records for rows in finding_groups(record)]
-    return sorted(groups, key=lambda group: FINDINGS.index(group[1][0].outcome))
-
-
-def _finding(record: TestRecord, rows: Sequence[Verdict]) -> Finding:
-    first = rows[0]
-    is_one_of_several = len({row.case for row in record.verdicts}) > 1
-    name = (first.case if is_one_of_several else record.nodeid) + record.attempt_label
-    cells = first.cells() if len(rows) == 1 else (first.label, f"{len(rows)} metrics", "-", "-", "-")
-    return Finding(*map(_cut, (name, *cells, first.reason or "-")))
+def _line_on(record: TestRecord, text: str, case: str = "") -> Finding:
+    """Return a line on a test, or on one of its comparisons if it has several."""
+    name = case if case and len({row.case for row in record.verdicts}) > 1 else record.nodeid
+    return Finding(_cut(name + record.attempt_label), _cut(text, _MAX_LINE))
 
 
 def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> dict[str, str]:
@@ -249,34 +241,26 @@ def _unicode(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _table(rows: Iterable[Finding]) -> Iterator[str]:
-    """Yield one part per row; the first one contains the head."""
-    head = f"\n| {' | '.join(map(escaped, _HEAD))} |\n|{' --- |' * len(_HEAD)}\n"
-    for row in rows:
-        yield f"{head}| {' | '.join(map(escaped, astuple(row)))} |\n"
-        head = ""
+def _item(line: Finding) -> str:
+    return f"- **{escaped(line.test)}**: {escaped(line.text)}\n"
 
 
-def _first_line(failure: Failure) -> str:
-    """Return the failed test with the first line of its failure, which says what was edited where that is known."""
-    first, _, _ = failure.text.partition("\n")
-    return f"\n- {escaped(failure.test)}: {escaped(first)}\n"
+def _folded(title: str, content: str) -> str:
+    """Return content that is folded below a title, both of which are HTML or Markdown."""
+    return f"\n<details><summary>{title}</summary>\n\n{content}\n</details>\n"
 
 
 def _failure(failure: Failure, limit: int) -> str:
-    title = _title(failure.test)
     shown = failure.text[:limit]
     cut = failure.length - len(shown)
     text = shown + (f"\n... and {cut:,} more characters" if cut > 0 else "")
-    return (
-        f"\n<details><summary><code>{title}</code></summary>\n\n{preformatted(text)}\n\nReproduce it:\n\n"
-        f"{preformatted(failure.command)}\n\n</details>\n"
-    )
+    evidence = f"{preformatted(text)}\n\nReproduce it:\n\n{preformatted(failure.command)}\n"
+    return _folded(_code(failure.reason.test), evidence)
 
 
-def _title(text: str) -> str:
-    """Return text for the element ``code`` of a summary, on one line."""
-    return html.escape(_line(text))
+def _code(text: str) -> str:
+    """Return text as an element ``code``, on one line."""
+    return f"<code>{html.escape(_line(text))}</code>"
 
 
 def _line(text: str) -> str:
@@ -288,13 +272,12 @@ def _shown_provenance(values: Mapping[str, str]) -> str:
     """Return the provenance as a folded list."""
     if not values:
         return ""
-    title = _title(brief(f"commit {values.get('commit')}, torch {values.get('torch')}"))
-    lines = [f"- {escaped(label)}: {escaped(text)}\n" for label, text in values.items()]
-    return f"\n<details><summary>Measured: <code>{title}</code></summary>\n\n{''.join(lines)}\n</details>\n"
+    title = _code(brief(f"commit {values.get('commit')}, torch {values.get('torch')}"))
+    return _folded(f"Measured: {title}", "".join(_item(Finding(*pair)) for pair in values.items()))
 
 
-def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int = 0) -> str:
-    """Return the first parts that fit, joined, and the number of parts that do not fit."""
+def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int = 0) -> list[str]:
+    """Return the first parts that fit, and the number of parts that do not fit."""
     kept, left, dropped = [], max_bytes - 100, max(num_more, 0)
     for part in parts:
         size = len(part.encode("utf-8", "replace"))
@@ -303,4 +286,4 @@ def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int = 0)
         else:
             left -= size
             kept.append(part)
-    return "".join(kept) + (f"\n... and {dropped} more {noun}\n" if dropped else "")
+    return [*kept, *([f"\n... and {dropped} more {noun}\n"] if dropped else [])]

@@ -1,36 +1,46 @@
-"""Timelines of a report: what each rank's streams did in a step, and each step of a launch."""
+"""Drawings of a report in rows of bars, as SVG and for the page, and the overlap of each step of a launch.
+
+A drawing shows what each rank's streams did in a step, the waits of ranks step by step, or where weights differ.
+"""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeAlias, cast
+
+import numpy as np
 
 from pytest_aorta.common.files import write_text
 from pytest_aorta.report.data import Case, Launch, Report
-from pytest_aorta.result.trace.overlap import Lane, difference, union
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.series import hashes_by_name
+from pytest_aorta.result.trace.overlap import Lane, Part, difference, union
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
 from pytest_aorta.result.trace.rank_files import Iteration
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _NS_PER_MS = 1_000_000
-TABLE_FILE = "overlap.csv"
+TABLE_FILE, PICTURE_FILE = "overlap.csv", "timeline.svg"
 # A picture is viewed as a whole and can't be zoomed, so larger timelines are left to the HTML page.
 MAX_PANELS = 4
-MAX_RANKS = 8
+MAX_ROWS = 48
 # The times of a step in the telemetry that reports show.
 _ITERATION_TIMES = ("compute_ms", "hidden_comm_ms", "exposed_comm_ms")
 _COLUMNS = ("step", "step_time_ms", *_ITERATION_TIMES, "overlap_ratio", "loss")
+# Those of the page's light theme.
 _COLORS: dict[str, str] = {
     Lane.COMPUTE: "#0072b2",
     Lane.COPY: "#8c959f",
     Lane.EXPOSED: "#c4162a",
     Lane.WAIT: "#d0d7de",
+    Part.STRAGGLER: "#b0578f",
+    Part.IDLE: "#d0d7de",
     Collective.ALL_GATHER: "#d98e00",
     Collective.REDUCE_SCATTER: "#00875f",
     Collective.ALL_REDUCE: "#b0578f",
@@ -39,30 +49,183 @@ _COLORS: dict[str, str] = {
     Collective.SEND_RECV: "#7c5a34",
     Collective.OTHER: "#6e7781",
 }
-_LINE_COLORS = dict(zip(_ITERATION_TIMES, ("#0072b2", "#00875f", "#c4162a"), strict=True))
-# Top and height of a lane's bar, as fractions of the rank's row.
-_BARS: dict[str, tuple[float, float]] = {Lane.COMPUTE: (0.0, 0.36), Lane.EXPOSED: (0.38, 0.12), Lane.COPY: (0.86, 0.1)}
-_COMMUNICATION_BAR = (0.5, 0.34)
-_PANEL_INCHES, _RANK_INCHES, _WIDTH_INCHES = 0.85, 0.32, 11.0
-_STEPS_PANEL_INCHES = 2.4
+# Follows the names of the other side's rows.
+BEFORE = ", before"
+# Beyond, neighboring steps of waits share a bar.
+_MOST_STEPS = 120
+_MOST_PARAMETERS = 40
+_Spans: TypeAlias = Sequence[tuple[float, float]]
 
 
-def draw_timelines(report: Report, folder: Path) -> list[Path]:
-    """Draw ``{label}_timeline.png``, a panel per case, of each side that has a profiled launch."""
-    panels = _panels(report, lambda launch: any(launch.result.timeline) and launch.result.timeline[:MAX_RANKS])
-    return [
-        _draw(
-            found,
-            folder / f"{label}_timeline.png",
-            lambda ranks: _PANEL_INCHES + _RANK_INCHES * len(ranks),
-            _draw_ranks,
+@dataclass(frozen=True)
+class Bars:
+    """Bars of one kind, which has a color.
+
+    Attributes:
+        spans: Begin and end of each bar.
+        values: What each bar stands for, in ms, shown by the strength of its color; empty if all are alike.
+    """
+
+    kind: str
+    spans: _Spans
+    values: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bars at one height; rows that follow one another with the same name belong together."""
+
+    name: str
+    bars: Sequence[Bars]
+    height: float = 1.0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Rows over milliseconds, or over steps.
+
+    Attributes:
+        begin, end: The range that the rows cover.
+        unit: Of the range; also of each of ``ticks``.
+        ticks: What is written below each unit of the range; empty for numbers.
+    """
+
+    rows: Sequence[Row]
+    end: float
+    begin: float = 0.0
+    unit: str = "ms"
+    ticks: Sequence[str] = ()
+
+
+def step_drawing(case: Case) -> Drawing | None:
+    """Return a profiled step of each side by rank, and the parts of the median steps; None without a profiled step."""
+    sides = (("", case.candidate), (BEFORE, case.reference))
+    rows = [row for suffix, launches in sides for row in _rank_rows(launches, suffix)]
+    facts = (("", [launch.facts for launch in case.candidate]), (BEFORE, case.others))
+    rows += [row for suffix, launches in facts for row in _part_rows(launches, suffix)] if rows else []
+    return Drawing(rows, max(end for row in rows for bars in row.bars for _, end in bars.spans)) if rows else None
+
+
+def _rank_rows(launches: Sequence[Launch], suffix: str) -> Iterator[Row]:
+    """Yield rows of each rank of the first profiled launch: compute, what is exposed, communication, copies."""
+    for rank, lanes in enumerate(next((one.result.timeline for one in launches if any(one.result.timeline)), ())):
+        drawn = drawn_lanes(lanes)
+        rest = [name for name in drawn if name not in (Lane.COMPUTE, Lane.EXPOSED, Lane.COPY)]
+        for names, height in (([Lane.COMPUTE], 1.0), ([Lane.EXPOSED], 0.4), (rest, 1.0), ([Lane.COPY], 1.0)):
+            if bars := [Bars(name, spans) for name in names if (spans := drawn.get(name))]:
+                yield Row(f"rank {rank}{suffix}", bars, height)
+
+
+def _part_rows(launches: Sequence[LaunchFacts], suffix: str) -> Iterator[Row]:
+    """Yield a row of the parts of the median step, one after another, of the first launch that has them."""
+    if parts_ms := next((facts.breakdown_ms for facts in launches if facts.breakdown_ms), {}):
+        names = [Lane.EXPOSED if name == Part.EXPOSED else name for name in parts_ms]
+        spans = pairwise(accumulate(parts_ms.values(), initial=0.0))
+        yield Row(
+            f"parts{suffix}", [Bars(name, [span]) for name, span in zip(names, spans, strict=True) if span[1] > span[0]]
         )
-        for label, found in panels
-    ]
+
+
+def waits_drawing(case: Case) -> Drawing | None:
+    """Return how long each rank of the first launch waits in collectives, by step; None where it is not known."""
+    result = case.candidate[0].result if case.candidate else None
+    if result is None or len(result.collective_ms) < 2 or not result.collective_ms[0]:
+        return None
+    waits_ms = np.asarray(result.collective_ms)
+    count = waits_ms.shape[1]
+    edges = [*range(0, count, -(-count // _MOST_STEPS)), count]
+    means_ms = np.round(np.add.reduceat(waits_ms, edges[:-1], axis=1) / np.diff(edges), 4)
+    first = result.total_iterations - count + 1
+    spans = [(first + begin, first + end) for begin, end in pairwise(edges)]
+    rows = [Row(f"rank {rank}", [Bars("waiting", spans, row.tolist())]) for rank, row in enumerate(means_ms)]
+    return Drawing(rows, first + count, first, "step")
+
+
+def weights_drawing(case: Case) -> Drawing | None:
+    """Return after which steps the hashes of parameters differ from the other side's; None where none do."""
+    sides = ([launch.facts for launch in case.candidate], case.others)
+    known = (max(side, key=_num_hashed).series if side else [] for side in sides)
+    for here, there in zip(*known, strict=False):
+        steps = sorted(here.parameters.keys() & there.parameters.keys(), key=int)
+        hashes = [hashes_by_name(here, there, step) for step in steps]
+        differs = {name: [one.get(name) != other.get(name) for one, other in hashes] for name in here.names}
+        rows = [Row(name, _cells(cells)) for name, cells in differs.items() if any(cells)]
+        if rows:
+            return Drawing(rows[:_MOST_PARAMETERS], len(steps), unit="after step", ticks=steps)
+    return None
+
+
+def _num_hashed(facts: LaunchFacts) -> int:
+    return sum(len(series.parameters) for series in facts.series)
+
+
+def _cells(differs: Sequence[bool]) -> list[Bars]:
+    places: dict[str, list[tuple[float, float]]] = {"differs": [], "equal": []}
+    for place, cell in enumerate(differs):
+        places["differs" if cell else "equal"].append((place, place + 1))
+    return [Bars(kind, spans) for kind, spans in places.items()]
+
+
+_WIDTH, _LEFT, _ROW, _GAP, _LINE, _LETTER = 960, 130, 14, 2, 18, 6
+
+
+def svg(panels: Sequence[tuple[str, Drawing]]) -> str:
+    """Return drawings as one SVG, each below its title."""
+    parts: list[str] = []
+    top = 0.0
+    for title, drawing in panels:
+        parts.append(_text(4, top + _LINE, title, 'font-weight="600"'))
+        top += 1.5 * _LINE
+        for name, rows in groupby(drawing.rows, key=lambda row: row.name):
+            parts.append(_text(4, top + 0.8 * _ROW, name))
+            for row in rows:
+                parts += _rects(row, drawing, top)
+                top += _ROW * row.height + _GAP
+            top += _GAP
+        parts.append(_text(_WIDTH - _GAP, top + _LINE, f"{drawing.end:.4g} {drawing.unit}", 'text-anchor="end"'))
+        left = float(_LEFT)
+        for kind in dict.fromkeys(bars.kind for row in drawing.rows for bars in row.bars):
+            parts.append(f'<rect x="{left:.0f}" y="{top + 8:.0f}" width="10" height="10" fill="{_color(kind)}"/>')
+            parts.append(_text(left + _ROW, top + _LINE, kind.replace("_", " ")))
+            left += 2 * _LINE + _LETTER * len(kind)
+        top += 2 * _LINE
+    size = f'width="{_WIDTH}" height="{top:.0f}" viewBox="0 0 {_WIDTH} {top:.0f}"'
+    style = 'font-family="system-ui, sans-serif" font-size="12" fill="#1f2328"'
+    back = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{back}{"".join(parts)}</svg>\n'
+
+
+def _rects(row: Row, drawing: Drawing, top: float) -> Iterator[str]:
+    scale = (_WIDTH - _LEFT - _GAP) / (drawing.end - drawing.begin)
+    for bars in row.bars:
+        rects = (
+            f'<rect x="{_LEFT + (begin - drawing.begin) * scale:.1f}" width="{max(0.5, (end - begin) * scale):.1f}" '
+            f'y="{top:.1f}" height="{_ROW * row.height:.1f}"/>'
+            for begin, end in bars.spans
+        )
+        yield f'<g fill="{_color(bars.kind)}">{"".join(rects)}</g>'
+
+
+def _color(kind: str) -> str:
+    return _COLORS.get(kind, _COLORS[Collective.OTHER])
+
+
+def _text(left: float, bottom: float, text: str, style: str = "") -> str:
+    return f'<text x="{left:.1f}" y="{bottom:.1f}" {style}>{html.escape(text)}</text>'
+
+
+def write_pictures(report: Report, folder: Path) -> list[Path]:
+    """Draw the profiled steps of the first cases that have one, both sides in one file; none without such a case."""
+    drawn = ((f"{test.record.nodeid} {case.name}", step_drawing(case)) for test in report.tests for case in test.cases)
+    panels = [(title, found) for title, found in drawn if found and len(found.rows) <= MAX_ROWS]
+    if not panels:
+        return []
+    write_text(folder / PICTURE_FILE, svg(panels[:MAX_PANELS]))
+    return [folder / PICTURE_FILE]
 
 
 def write_iterations(report: Report, folder: Path) -> list[Path]:
-    """Write ``overlap.csv`` and ``{label}_overlap.png``; write nothing if no launch has telemetry with overlap."""
+    """Write ``overlap.csv``, a line for each step in the telemetry; write nothing if no launch has any with overlap."""
     steps = list(_steps(report))
     if not steps:
         return []
@@ -75,12 +238,7 @@ def write_iterations(report: Report, folder: Path) -> list[Path]:
         table.writerow([*place, *(getattr(step, name) for name in _COLUMNS), *_times(step, kinds)])
     path = folder / TABLE_FILE
     write_text(path, text.getvalue())
-    panels = _panels(report, lambda launch: launch.iterations)
-    drawn = (
-        _draw(found, folder / f"{label}_overlap.png", lambda _: _STEPS_PANEL_INCHES, _draw_times)
-        for label, found in panels
-    )
-    return [path, *drawn]
+    return [path]
 
 
 def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
@@ -100,64 +258,7 @@ def _times(step: Iteration, kinds: Sequence[str]) -> Iterator[float | None]:
         yield from (None, None) if time is None else (time.hidden_ms, time.exposed_ms)
 
 
-def _panels(report: Report, drawn: Callable[[Launch], Any]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Yield each side's label with the title and what is drawn of the first fitting launch of each case."""
-    for label, side in ((report.candidate, "candidate"), (report.reference, "reference")):
-        found = [
-            (f"{test.record.nodeid} {case.name}", value)
-            for test in report.tests
-            for case in test.cases
-            if (value := next(filter(None, map(drawn, getattr(case, side))), None))
-        ]
-        if found:
-            yield label, found[:MAX_PANELS]
-
-
-def _draw(
-    panels: Sequence[tuple[str, Any]], path: Path, inches: Callable[[Any], float], draw: Callable[[Axes, Any], None]
-) -> Path:
-    """Draw a panel with each title, which ``draw`` fills and which is so many ``inches`` high, below one another."""
-    from matplotlib.figure import Figure
-
-    heights = [inches(value) for _, value in panels]
-    figure = Figure(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
-    rows = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
-    for axes, (title, value) in zip(rows, panels, strict=True):
-        axes.set_title(title, fontsize=9, loc="left")
-        axes.tick_params(labelsize=8)
-        draw(axes, value)
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=100)
-    return path
-
-
-def _draw_ranks(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) -> None:
-    """Draw two bars per rank, compute above communication with the exposed time between."""
-    labels: dict[str, str] = {}
-    for rank, lanes in enumerate(ranks):
-        for name, intervals in drawn_lanes(dict(lanes)).items():
-            top, height = _BARS.get(name, _COMMUNICATION_BAR)
-            spans = [(begin, end - begin) for begin, end in intervals]
-            # Only a lane's first bar is in the legend.
-            label = labels.setdefault(name, name.replace("_", " ")) if spans and name not in labels else None
-            axes.broken_barh(spans, (rank + top, height), facecolors=_COLORS[name], label=label)
-    axes.set_yticks([rank + 0.45 for rank in range(len(ranks))], [f"rank {rank}" for rank in range(len(ranks))])
-    axes.set_xlabel("ms", fontsize=8)
-    axes.set_ylim(len(ranks), 0)
-    axes.margins(x=0)
-
-
-def _draw_times(axes: Axes, steps: Sequence[Iteration]) -> None:
-    for name, color in _LINE_COLORS.items():
-        label = name.removesuffix("_ms").replace("_", " ").replace("comm", "communication")
-        values = [getattr(step, name) for step in steps]
-        axes.plot([step.step for step in steps], values, color=color, label=label, marker=".", linewidth=1)
-    axes.set_xlabel("step", fontsize=8)
-    axes.set_ylabel("ms", fontsize=8)
-    axes.set_ylim(bottom=0)
-
-
-def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
+def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[tuple[float, float]]]:
     """Return a rank's lanes with the lane ``exposed`` added: communication that compute does not hide.
 
     Gaps in lanes may be closed, so use lanes for drawing only, not for computing values.
@@ -169,7 +270,7 @@ def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[floa
     others = (Lane.COMPUTE, Lane.COPY, Lane.WAIT)
     comm = union(*(moments for name, moments in sets.items() if name not in others))
     sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
-    return {name: cast("list[list[float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
+    return {name: cast("list[tuple[float, float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
 
 
 def compared_iterations(case: Case) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ SUMMARY_FILE = "summary.json"
 # Set by GitHub Actions: the file that a job's step appends its Markdown summary to.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _TITLE = "pytest-aorta"
-_PACKAGES = ("jinja2", "matplotlib", "numpy")
+_PACKAGES = ("jinja2", "numpy")
 
 
 def require_packages() -> None:
@@ -76,22 +76,22 @@ def write_session_reports(
 
 
 def write_report(report: Report, file: Path) -> list[Path]:
-    """Write the page to ``file``, and ``summary.json``, timelines and overlap step by step beside it.
+    """Write the page to ``file``, and ``summary.json``, a picture and overlap step by step beside it.
 
     Return the files, the page first.
 
     Raises:
         OSError: A file can't be written.
     """
-    # Sessions without a report need neither jinja2 nor matplotlib.
+    # Sessions without a report need no jinja2.
     from pytest_aorta.report.page.render import render
-    from pytest_aorta.report.timeline import draw_timelines, write_iterations
+    from pytest_aorta.report.timeline import write_iterations, write_pictures
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(report))
     table = file.parent / SUMMARY_FILE
     write_json(table, summary(report))
-    return [file, table, *draw_timelines(report, file.parent), *write_iterations(report, file.parent)]
+    return [file, table, *write_pictures(report, file.parent), *write_iterations(report, file.parent)]
 
 
 def _append_step_summary(text: str, file: Path) -> list[str]:

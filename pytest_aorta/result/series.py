@@ -36,12 +36,30 @@ _OfRank: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 _MOST_PARAMETERS = 2000
 _MOST_NAMED = 3
 _MOST_LISTED = 8
-# Name of a setting -> step -> its value from this step on.
-Settings: TypeAlias = dict[str, dict[Step, str | Finite]]
 # The value of a setting that is not in use.
 OFF = "off"
 # What is hashed of a model.
 PARAMETERS, BUFFERS = "weights", "buffers"
+
+
+class Setting(Model, frozen=True, omit_defaults=True):
+    """What an optimizer's steps train with, such as a hyperparameter or the shape of the batch.
+
+    Attributes:
+        name: what it is; a hyperparameter's name is that of torch.
+        group: the first parameter of the group that it is of; empty if the optimizer has one group.
+        values: step -> the value from this step on.
+    """
+
+    name: Text
+    group: str = ""
+    values: dict[Step, str | Finite] = field(default_factory=dict)
+
+    def at(self, step: int) -> str:
+        """Return the value in a step as text: that of the last change until then."""
+        changed = [known for known in self.values if int(known) <= step]
+        value = self.values[max(changed, key=int)] if changed else OFF
+        return f"{value:.6g}" if isinstance(value, float) else value
 
 
 class LocalWeights(Model, frozen=True, omit_defaults=True):
@@ -119,7 +137,7 @@ class Series(Model, frozen=True, omit_defaults=True):
     buffers: LocalWeights = LocalWeights()
     gradients: dict[Step, WeightHash] = field(default_factory=dict)
     turns: list[Positive] = field(default_factory=list)
-    settings: Settings = field(default_factory=dict)
+    settings: list[Setting] = field(default_factory=list)
     samples: dict[Step, list[Text]] = field(default_factory=dict)
 
     @property
@@ -161,7 +179,7 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     buffers: HashedParts = HashedParts()
     turns: list[Positive] = field(default_factory=list)
     rank_steps: list[Positive] = field(default_factory=list)
-    settings: list[Settings] = field(default_factory=list)
+    settings: list[list[Setting]] = field(default_factory=list)
     batches: dict[Step, list[_OfRank]] = field(default_factory=dict)
     samples: dict[Step, _OfRank] = field(default_factory=dict)
 
@@ -406,18 +424,21 @@ def other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], s
     return f"rank {', '.join(map(str, ranks))}" if ranks else ""
 
 
+def hashes_by_name(here: HashedParts, there: HashedParts, step: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the begins of the hashes of both sides by tensor; empty if a side has none in this step, or no names."""
+    begins = [_split(side.parameters.get(step, "")) for side in (here, there)]
+    if not all(begins) or (not there.names and len(begins[0]) != len(begins[1])):
+        return {}, {}
+    one, two = zip(here.names, begins[0], strict=False), zip(there.names or here.names, begins[1], strict=False)
+    return dict(one), dict(two)
+
+
 def _other_parameters(here: HashedParts, there: HashedParts, step: str) -> str:
     """Return the tensors that differ in a step, and those that only one side has; a baseline may lack the names.
 
     A launch has hashes of tensors for its first hashed steps and the last one, and for one set of tensors.
     """
-    begins = [_split(side.parameters.get(step, "")) for side in (here, there)]
-    if not all(begins) or (not there.names and len(begins[0]) != len(begins[1])):
-        return ""
-    one, two = (
-        dict(zip(names, parts, strict=False))
-        for names, parts in zip((here.names, there.names or here.names), begins, strict=True)
-    )
+    one, two = hashes_by_name(here, there, step)
     names = [f"{name} is new" for name in one if name not in two]
     names += [f"{name} is gone" for name in two if name not in one]
     names += [name for name in one if name in two and one[name] != two[name]]

@@ -75,12 +75,16 @@ def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) ->
 
 
 def _name_weights(running: RunningComparison, rows: Sequence[Verdict], launched: Mapping[Side, LaunchFacts]) -> str:
-    kind = METRICS[rows[0].metric].hashed
+    row = rows[0]
+    kind = METRICS[row.metric].hashed
     # The launch of the baseline that has the hashes of every step.
     there = launched.get(Side.REFERENCE) or max(running.old.center_launches if running.old else (), key=_num_hashes)
     where = first_other_weights(launched[Side.CANDIDATE].series, there.series, kind)
     same = f"no {kind} differ, so launches of the same code differ"
-    return f"launched once more with hashes of every step: {where or same}"
+    located = row.replace(detail=f"launched once more with hashes of every step: {where or same}")
+    known = running.comparison.rows
+    running.comparison = running.comparison.replace(rows=tuple(located if one == row else one for one in known))
+    return ""
 
 
 def _num_hashes(facts: LaunchFacts) -> int:

@@ -25,7 +25,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.metrics import measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import DIFFERS, FINDINGS, Decided, Note, Reason, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import DIFFERS, FINDINGS, Decided, Note, NoteKind, Reason, ReferenceKind, Verdict
 
 # pytest-rerunfailures' word for the outcome of an attempt that is followed by another attempt.
 RETRIED = "rerun"
@@ -149,9 +149,30 @@ class TestRecord(Model, frozen=True):
         return [row for comparison in self.comparisons for row in comparison.rows]
 
     @property
-    def notes(self) -> list[str]:
-        """Return the explanations of the verdicts."""
-        return [note.text for comparison in self.comparisons for note in comparison.notes]
+    def edits(self) -> list[str]:
+        """Return the sentences on what was edited, of the comparisons that failed."""
+        return [
+            note.text for one in self.comparisons if one.failing for note in one.notes if note.kind is NoteKind.EDIT
+        ]
+
+    @property
+    def reason(self) -> str:
+        """Return why the test failed: what was edited, with the metrics that show it, or the failure's first line."""
+        metrics = ", ".join(metric for one in self.comparisons for metric in one.failing)
+        return f"{'; '.join(self.edits)} ({metrics})" if self.edits else next(iter(self.failure.splitlines()), "")
+
+    @property
+    def unshown_notes(self) -> list[Note]:
+        """Return the notes that the failure does not contain; pytest prints no failure of a retried attempt."""
+        # A comparison without a verdict that has notes has failed for lack of anything to compare.
+        unshown = (one for one in self.comparisons if not (self.has_failed and (one.failing or not one.rows)))
+        return [note for one in unshown for note in one.notes]
+
+    @property
+    def unshown_findings(self) -> list[list[Verdict]]:
+        """Return the findings, grouped as in :func:`finding_groups`, that the failure does not contain."""
+        shown = {(one.case, metric) for one in self.comparisons for metric in one.failing if self.has_failed}
+        return [rows for rows in finding_groups(self) if shown.isdisjoint((row.case, row.metric) for row in rows)]
 
     @property
     def traces(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import OFF, SeriesFacts, Settings, other_ranks
+from pytest_aorta.result.series import SeriesFacts, Setting, other_ranks
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
 
 # Name of a setting -> what it is called. Others are hyperparameters of the optimizer, which have the names of torch.
@@ -34,7 +34,7 @@ _COSTS = {
 }
 # What shows in the first step and what shows only in the second one are of one edit.
 _FIRST_STEPS = 2
-_MOST_LABELS = 3
+_MOST_GROUPS = 3
 # The first step that differs, and the sentence.
 _Found: TypeAlias = Iterator[tuple[int, str]]
 
@@ -44,7 +44,7 @@ class _Change(NamedTuple):
     name: str
     before: str
     after: str
-    label: str = ""
+    group: str = ""
 
 
 def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
@@ -79,50 +79,35 @@ def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
 
 def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on each setting; one for all parameters for which it changed alike."""
-    sides = zip(here.settings, there.settings, strict=False)
-    changes = {change for one, other in sides for change in _changes(one, other)}
+    pairs = [*zip(here.settings, there.settings, strict=False)]
     groups: dict[_Change, list[str]] = {}
-    for change in sorted(changes):
+    for change in sorted({change for pair in pairs for change in _changes(*pair)}):
         # A side that ends early has no settings of further steps.
         if change.name != _RANDOM and change.step <= min(here.num_steps, there.num_steps):
-            groups.setdefault(change._replace(label=""), []).append(change.label)
-    every = {label for settings in here.settings for full in settings if (label := _split(full)[1])}
-    for change, labels in groups.items():
-        what = _NAMES.get(change.name, change.name) + _of(labels, every)
+            groups.setdefault(change._replace(group=""), []).append(change.group)
+    every = {setting.group for settings in here.settings for setting in settings if setting.group}
+    for change, of in groups.items():
+        what = _NAMES.get(change.name, change.name) + _of(of, every)
         text = f"{what} changed: {change.before} -> {change.after}"
         yield change.step, f"{_SENTENCES.get((change.name, change.after), text)} from step {change.step}"
 
 
-def _of(labels: Sequence[str], every: Iterable[str]) -> str:
-    if not any(labels) or {*labels} == {*every}:
+def _of(groups: Sequence[str], every: Iterable[str]) -> str:
+    if not any(groups) or {*groups} == {*every}:
         return ""
-    more = f" and {counted(len(labels) - _MOST_LABELS, 'other')}" if len(labels) > _MOST_LABELS else ""
-    return f" of {', '.join(labels[:_MOST_LABELS])}{more}"
+    more = f" and {counted(len(groups) - _MOST_GROUPS, 'other')}" if len(groups) > _MOST_GROUPS else ""
+    return f" of {', '.join(groups[:_MOST_GROUPS])}{more}"
 
 
-def _changes(here: Settings, there: Settings) -> Iterator[_Change]:
+def _changes(here: Iterable[Setting], there: Iterable[Setting]) -> Iterator[_Change]:
     """Yield the first change of each setting."""
-    for full in here.keys() | there.keys():
-        ours, theirs = here.get(full, {}), there.get(full, {})
-        for step in sorted(map(int, ours.keys() | theirs.keys())):
-            before, after = _at(theirs, step), _at(ours, step)
-            if before != after:
-                name, label = _split(full)
-                yield _Change(step, name, before, after, label)
-                break
-
-
-def _split(full: str) -> tuple[str, str]:
-    """Return the name of a setting, and the first parameter of the group that it is of."""
-    name, _, label = full.partition(" of ")
-    return name, label
-
-
-def _at(values: dict[str, str | float], step: int) -> str:
-    """Return the value in a step as text: that of the last change until then."""
-    changed = [known for known in values if int(known) <= step]
-    value = values[max(changed, key=int)] if changed else OFF
-    return f"{value:.6g}" if isinstance(value, float) else value
+    ours, theirs = ({(one.name, one.group): one for one in side} for side in (here, there))
+    for name, group in ours.keys() | theirs.keys():
+        absent = Setting(name, group)
+        now, before = (side.get((name, group), absent) for side in (ours, theirs))
+        steps = sorted(map(int, now.values.keys() | before.values.keys()))
+        if (step := next((step for step in steps if now.at(step) != before.at(step)), None)) is not None:
+            yield _Change(step, name, before.at(step), now.at(step), group)
 
 
 def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -182,5 +167,5 @@ def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:
 
 def _random(here: SeriesFacts, there: SeriesFacts) -> _Found:
     sides = zip(here.settings, there.settings, strict=False)
-    if any(one.get(_RANDOM) != other.get(_RANDOM) for one, other in sides):
+    if any(change.name == _RANDOM for pair in sides for change in _changes(*pair)):
         yield 1, f"{_RANDOM}: torch's generator had another state when the optimizer was made; look at the seed"

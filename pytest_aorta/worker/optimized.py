@@ -352,7 +352,7 @@ class Optimized:
             buffers=self.buffers.digests(),
             gradients=self._gradients.by_step() if self._gradients else {},
             turns=[] if is_alone else self.turns,
-            settings=self.training.settings,
+            settings=self.training.settings(),
             samples=self.training.samples(),
         )
 

@@ -6,6 +6,7 @@ Nothing here waits for a device: samples are copied there, and read when the scr
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from pytest_aorta.result.series import OFF, Settings
+from pytest_aorta.result.series import OFF, Setting
 
 # Keys of a parameter group that are no hyperparameters of its own, or follow from others.
 _NOT_SHOWN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
@@ -47,15 +48,12 @@ class Inputs:
 
 
 class Training:
-    """Settings of one optimizer's steps, from its first one on.
-
-    Attributes:
-        settings: Name of a setting -> step -> value from this step on.
-    """
+    """Settings of one optimizer's steps, from its first one on."""
 
     def __init__(self, optimizer: Optimizer, names: Sequence[str], random: str) -> None:
-        self.settings: Settings = {}
-        self._labels = _labels(optimizer.param_groups, names)
+        # Name and parameter group of a setting -> step -> value from this step on.
+        self._settings: dict[tuple[str, str], dict[str, str | float]] = {}
+        self._groups = _groups(optimizer.param_groups, names)
         self._keys = [
             [key for key, value in group.items() if key not in _NOT_SHOWN and _plain(value) is not None]
             for group in optimizer.param_groups[:_MOST_GROUPS]
@@ -66,10 +64,14 @@ class Training:
         self._samples: list[tuple[int, torch.Tensor]] = []
         self._note(1, "random numbers", random)
 
-    def _note(self, step: int, name: str, value: object) -> None:
+    def settings(self) -> list[Setting]:
+        """Return the settings by name and parameter group."""
+        return [Setting(*named, values) for named, values in self._settings.items()]
+
+    def _note(self, step: int, name: str, value: object, group: str = "") -> None:
         # NumPy's numbers are floats too.
         value = float(value) if isinstance(value, float) and math.isfinite(value) else str(value)[:_LONGEST_VALUE]
-        known = self.settings.setdefault(name, {})
+        known = self._settings.setdefault((name, group), {})
         if known.get(next(reversed(known), "")) != value and (step <= _MOST_STEPS or step.bit_count() == 1):
             known[str(step)] = value
 
@@ -96,10 +98,10 @@ class Training:
         values = [[_plain(group.get(key)) for key in keys] for group, keys in groups]
         if values != self._values:
             self._values = values
-            for label, keys, row in zip(self._labels, self._keys, values, strict=False):
+            for group, keys, row in zip(self._groups, self._keys, values, strict=False):
                 for key, value in zip(keys, row, strict=True):
                     if value is not False and value is not None:
-                        self._note(step, f"{key}{label}", value)
+                        self._note(step, key, value, group)
         is_training = all(model.training for model in models)
         sources = inputs.clipped_to, inputs.num_backward, inputs.autocast, is_training
         if sources != self._sources:
@@ -138,15 +140,12 @@ class Training:
         }
 
 
-def _labels(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Return what tells each of several parameter groups: its first parameter; empty of one group alone."""
+def _groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return the name of each of several parameter groups, which is its first parameter; empty of one group alone."""
     if len(groups) == 1:
         return [""]
-    labels, begin = [], 0
-    for group in groups[:_MOST_GROUPS]:
-        labels.append(f" of {names[begin]}" if begin < len(names) else "")
-        begin += len(group["params"])
-    return labels
+    firsts = itertools.accumulate((len(group["params"]) for group in groups), initial=0)
+    return [names[first] if first < len(names) else "" for first in itertools.islice(firsts, _MOST_GROUPS)]
 
 
 def _plain(value: Any) -> Any:

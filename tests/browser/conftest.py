@@ -30,6 +30,7 @@ def page(browser, report_file):
     browser.events.clear()
     browser.size(1400, 1000)
     browser.open(report_file)
+    browser.value("document.getElementById('test-0').open = true")
     browser.value(f"document.querySelector('{STEPS}').scrollIntoView()")
     browser.wait_for(DRAWN)
     yield browser

@@ -3,8 +3,9 @@
 from tests.browser.chromium import Page
 
 STEPS = "#test-0 figure[data-kind=steps]"
-# The three plots of the first test.
-DRAWN = "document.querySelectorAll('#test-0 figure .uplot').length === 3"
+OPENED = "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
+# The plots of the first test.
+DRAWN = "document.querySelectorAll('#test-0 figure .uplot').length === 4"
 
 
 def entry(name: str) -> str:

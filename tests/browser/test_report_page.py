@@ -6,8 +6,9 @@ from pytest_aorta.report.data import session_report
 from pytest_aorta.report.write import write_report
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Note, NoteKind
 from tests.browser.report_page import DRAWN, STEPS, entry, texts
-from tests.unit.builders import CAUGHT, make_record, make_verdict
+from tests.unit.builders import CAUGHT, compared, make_record, make_verdict
 
 SHOWN = "[...document.querySelectorAll('details.test-entry')].filter((entry) => !entry.hidden)"
 VISIBLE_ROWS = "[...document.querySelectorAll('.verdicts tbody tr')].filter((row) => !row.closest('[hidden]'))"
@@ -43,11 +44,7 @@ def center(page, selector: str, x: float = 0.5) -> tuple[float, float]:
     return box[0], box[1]
 
 
-def test_page_opens_with_failed_tests_open_and_their_plots_drawn(page):
-    opened = page.value(
-        "[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.failed)"
-    )
-    assert opened == ["yes"] * 6
+def test_opened_test_has_its_evidence_and_its_plots_drawn(page):
     assert "Regression: step_time_p50 " in page.value("document.querySelector('#test-0 pre').textContent")
     painted = page.value(
         f"(() => {{ const canvas = document.querySelector('{STEPS} canvas');"
@@ -97,11 +94,17 @@ def test_legends_have_a_value_for_each_name_before_a_pointer_is_there(page, kind
     assert all(15 < float(value) < 25 for value in numbers), found
 
 
+def draw(page, figure: str) -> None:
+    """Open the test of a figure, and scroll to the figure."""
+    page.value(f"document.querySelector('{figure}').closest('details').open = true")
+    page.value(f"document.querySelector('{figure}').scrollIntoView()")
+    page.wait_for(f"document.querySelector('{figure} .uplot') !== null")
+
+
 @pytest.mark.parametrize("kind", ["steps", "fractions"])
 def test_reference_of_an_ab_and_the_stored_baseline_are_told_apart(page, kind):
     figure = f"{entry('compiled')} figure[data-kind={kind}]"
-    page.value(f"document.querySelector('{figure}').scrollIntoView()")
-    page.wait_for(f"document.querySelector('{figure} .uplot') !== null")
+    draw(page, figure)
     suffix = " p50" if kind == "steps" else ""
     assert {f"A/B reference origin/main{suffix}", f"stored baseline\xa01{suffix}"} <= set(legend(page, figure))
     looks = page.value(
@@ -116,8 +119,7 @@ def test_reference_of_an_ab_and_the_stored_baseline_are_told_apart(page, kind):
 
 def test_times_that_are_far_apart_have_a_logarithmic_axis_and_others_a_linear_one(page):
     figure = f"{entry('compiled')} figure[data-kind=steps]"
-    page.value(f"document.querySelector('{figure}').scrollIntoView()")
-    page.wait_for(f"document.querySelector('{figure} .uplot') !== null")
+    draw(page, figure)
     assert page.value(f"document.querySelector('{figure}').dataset.scale") == "logarithmic"
     assert page.value(f"document.querySelector('{STEPS}').dataset.scale") == "linear"
 
@@ -219,7 +221,7 @@ def test_theme_follows_the_system_until_a_reader_chooses_another(page):
     page.wait_for(DRAWN)
 
 
-def test_page_of_200_tests_opens_the_first_failures_and_is_filtered_at_once(browser, tmp_path):
+def test_page_of_200_tests_lists_the_failures_first_and_is_filtered_at_once(browser, tmp_path):
     rows = [make_verdict(Outcome.PASS, metric=name) for name in METRICS]
     tests = [make_record(f"a.py::test_{n}", rows) for n in range(170)]
     wrong = [make_verdict(Outcome.REGRESSION, delta=0.1), *rows[1:]]
@@ -227,7 +229,8 @@ def test_page_of_200_tests_opens_the_first_failures_and_is_filtered_at_once(brow
     browser.events.clear()
     browser.size(1400, 1000)
     browser.open(write_report(session_report(tests, title="many"), tmp_path / "page.html")[0])
-    assert page_names_open(browser) == [f"b.py::test_{n}" for n in range(10)]
+    assert names(browser)[:30] == [f"b.py::test_{n}" for n in range(30)]
+    assert browser.value("document.querySelectorAll('details.test-entry[open]').length") == 0
     took_ms = browser.value(
         "(() => { const box = document.getElementById('filter'); box.value = 'test_17 p99';"
         "const begin = performance.now(); box.dispatchEvent(new Event('input')); return performance.now() - begin })()"
@@ -237,8 +240,16 @@ def test_page_of_200_tests_opens_the_first_failures_and_is_filtered_at_once(brow
     assert browser.complaints == []
 
 
-def page_names_open(page) -> list[str]:
-    return page.value("[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.name)")
+def test_only_failed_test_is_open_and_begins_with_what_was_edited(browser, tmp_path):
+    edited = Note("the learning rate changed: 0.1 -> 0.2 from step 1", NoteKind.EDIT)
+    rows = (make_verdict(Outcome.REGRESSION, delta=0.1),)
+    comparison = compared(rows[0].case, rows=rows, notes=(edited,), failing=("step_time_p50",))
+    failure = f"{edited}\nRegression: step_time_p50"
+    record = make_record("a.py::test_b", outcome="failed", failure=failure, comparisons=(comparison,))
+    browser.open(write_report(session_report([record], title="edited"), tmp_path / "page.html")[0])
+    assert texts(browser, "details.test-entry[open] .said") == [str(edited)]
+    assert texts(browser, "pre.evidence") == ["Regression: step_time_p50"]
+    assert browser.value("document.body.innerText").count(str(edited)) == 1
 
 
 def test_expected_regression_is_counted_apart_and_filtered_by_its_own_box(browser, tmp_path):

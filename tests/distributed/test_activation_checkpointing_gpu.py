@@ -32,6 +32,9 @@ VARIANTS = {
 }
 
 
+NIGHTLY = [pytest.param(name, marks=pytest.mark.extended) for name in ("compiled", "aot_eager", "inductor")]
+
+
 def launch(workload, variant, **changes):
     keys = TRAINING | VARIANTS[variant] | {"activation_checkpointing": "auto"} | changes
     return workload.run(keys.pop("workload"), **keys)
@@ -42,7 +45,8 @@ def bytes_of(result, name):
     return value
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# Those that compile take minutes.
+@pytest.mark.parametrize("variant", [*NIGHTLY, "eager", "loss in chunks"])
 def test_the_estimate_is_near_the_allocated_peak_and_the_choice_fits(workload, variant):
     most = None
     for part in (None, 0.85, 0.7):
@@ -56,7 +60,7 @@ def test_the_estimate_is_near_the_allocated_peak_and_the_choice_fits(workload, v
         most = most or estimate
 
 
-@pytest.mark.parametrize("variant", ["eager", "aot_eager"])
+@pytest.mark.parametrize("variant", [pytest.param("eager", marks=pytest.mark.extended), "aot_eager"])
 def test_recomputation_keeps_every_bit(workload, variant):
     exact = {"deterministic": True, "hash_every": 1, "warmup": 0}
     roomy = launch(workload, variant, **exact)

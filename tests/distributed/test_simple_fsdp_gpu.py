@@ -46,7 +46,7 @@ DEEPSEEK = {
 @pytest.mark.parametrize(
     "options",
     [
-        {"activation_checkpointing": "full"},
+        pytest.param({"activation_checkpointing": "full"}, marks=pytest.mark.extended),
         {"param_dtype": "bfloat16", "activation_checkpointing": "selective", "optimizer": "compiled"},
     ],
     ids=["float32, full", "bfloat16, selective, compiled AdamW"],
@@ -59,7 +59,11 @@ def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workloa
 
 
 @pytest.mark.world(size=1, device="cuda", warm=True)
-@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": "selective"}], ids=["kept", "selective"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.extended), {"activation_checkpointing": "selective"}],
+    ids=["kept", "selective"],
+)
 def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload, options):
     training = TRAINING | {"steps": 25, "warmup": 0, "hash_every": 1} | options
     eager = workload.run("llama_fsdp2", **training)

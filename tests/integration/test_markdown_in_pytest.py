@@ -21,9 +21,10 @@ def test_file_has_the_verdict_the_finding_and_the_provenance(learned):
     learned.run("--aorta-markdown=out/aorta.md", shows="markdown: *out/aorta.md", failed=1)
     text = (learned.path / "out/aorta.md").read_text()
     assert text.startswith("## \N{CROSS MARK} pytest-aorta: 1 of 1 test failed\n")
-    assert r"| test\_toy.py::test\_one | regression | step\_time\_p50 | 10 \-&gt; 13.01 ms |" in text
-    assert r"- torch: 2.11.0" in text
-    assert r"- command: pytest \-p no:cacheprovider \-\-aorta\-markdown=out/aorta.md" in text
+    line = r"- **test\_toy.py::test\_one**: Regression: step\_time\_p50 \+30.1% \(10 \-&gt; 13.01 ms, limit 5%\)"
+    assert line in text
+    assert r"- **torch**: 2.11.0" in text
+    assert r"- **command**: pytest \-p no:cacheprovider \-\-aorta\-markdown=out/aorta.md" in text
 
 
 def test_command_of_a_failure_fails_in_the_same_way_and_writes_nothing(versioned):

@@ -171,6 +171,7 @@ class _Test:
     def record(self, comparison: StoredComparison, verdicts: Verdicts) -> TestRecord:
         """Return the record of the test, which fails on a failing or missing verdict."""
         platform = self.plan.platform(self.ranks)
+        failing = verdicts.failing({Outcome.MISSING})
         ended = Comparison(
             comparison.case,
             platform=platform,
@@ -180,9 +181,10 @@ class _Test:
             notes=verdicts.notes,
             suspect=verdicts.suspect,
             baseline=comparison.file,
+            failing=tuple(row.metric for row in failing),
         )
         found = TestRecord(self.nodeid, outcome="passed", comparisons=(ended,), launches=ran(len(self.launches)))
-        if failing := verdicts.failing({Outcome.MISSING}):
+        if failing:
             shown = replace(ended, baseline=str(baseline_path(Path("baselines"), platform, ended.case)))
             return replace(found, outcome="failed", failure=comparison_text(shown, failing, Repeated(self.nodeid)))
         return found

@@ -3,6 +3,7 @@ const aortaCharts = (data) => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const { color } = aortaTheme;
   const drawn = new Map();
+  const kinds = { steps, fractions, loss: curves, grad_norm: curves, timeline: bars, waits: bars, weights: bars };
   // Values whose largest is so many times the smallest are drawn on a logarithmic axis.
   const FAR_APART = 3;
 
@@ -25,7 +26,7 @@ const aortaCharts = (data) => {
     const tools = figure.querySelector(".tools");
     canvas.replaceChildren();
     tools.replaceChildren();
-    const plot = { steps, fractions, timeline }[figure.dataset.kind](plots, canvas, figure);
+    const plot = kinds[figure.dataset.kind](plots, canvas, figure);
     drawn.set(figure, plot);
     addTools(plot, tools, canvas, figure, plots);
   }
@@ -194,92 +195,116 @@ const aortaCharts = (data) => {
       times.axis] }, values, [0, rarity(1)]);
   }
 
-  // Lanes of each rank: compute, exposed communication, all collectives and waits in one lane, and copies.
-  function timeline(plots, canvas, figure) {
-    const { ranks, step_ms } = plots.timeline;
-    const parts = [["compute", (name) => name === "compute"], ["exposed", (name) => name === "exposed"],
-      ["comm", (name) => !["compute", "exposed", "copy"].includes(name)], ["copy", (name) => name === "copy"]];
+  // Lines of both sides over steps, of which a side may lack some.
+  function curves(plots, canvas, figure) {
+    const { steps: xs, lines } = plots[figure.dataset.kind];
+    const last = (column) => column.findLast((value) => value != null);
+    const series = [{ label: "step", value: (plot, value) => value ?? "last" }, ...lines.map(({ side, values }) => ({
+      label: side, stroke: color(side === "candidate" ? "compute" : "reference-line"), width: 1.6, spanGaps: true,
+      dash: side === "candidate" ? undefined : DASHES.baseline, points: { show: xs.length < 40, size: 5 }, value: orElse(last(values)),
+    }))];
+    const values = [xs, ...lines.map((line) => line.values)];
+    return make(canvas, 220, { series, scales: { x: { time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low, high] } },
+      axes: [axis({ label: "step", size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }), axis({ size: 60, values: (plot, places) => places.map(brief) })] },
+      values, [xs[0], xs[xs.length - 1]]);
+  }
+
+  // Rows of bars over milliseconds or steps. The strength of a bar's color is its value, where bars have values.
+  function bars(plots, canvas, figure) {
+    const { rows, begin, end, unit, ticks } = plots[figure.dataset.kind];
+    const most = rows.reduce((found, row) => row.bars.reduce((high, { values }) => values.reduce((a, b) => Math.max(a, b), high), found), 0);
     const blocks = [];
     const marks = [];
     let height = 0;
-    ranks.forEach((lanes, rank) => {
-      const top = height;
-      for (const [part, belongs] of parts) {
-        const names = Object.keys(lanes).filter(belongs);
-        if (part === "copy" && !names.some((name) => lanes[name])) continue;
-        const tall = part === "exposed" ? 0.4 : 1;
-        names.forEach((name) => blocks.push({ name, rank, y: height, tall, edges: floats(lanes[name]) }));
-        height += tall;
+    for (const row of rows) {
+      if (marks.at(-1)?.name !== row.name) {
+        height += marks.length && row.height < rows.length ? 0.3 : 0;
+        marks.push({ name: row.name, top: height });
       }
-      marks.push({ rank, at: (top + height) / 2 });
-      height += 0.5;
-    });
+      row.bars.forEach((bar) => blocks.push({ ...bar, name: row.name, y: height, tall: row.height }));
+      height += row.height;
+      marks.at(-1).at = (marks.at(-1).top + height) / 2;
+    }
     const hint = document.createElement("div");
     hint.className = "hint";
     hint.hidden = true;
-    // Lanes of many ranks become thin, and the drawing tall up to a limit; names are left out where they would overlap.
-    const tall = Math.min(26 * height, Math.max(460, Math.min(1600, 3.5 * height)));
-    const named = Math.ceil(14 / (tall / ranks.length));
-    const shown = marks.filter(({ rank }) => rank % named === 0);
+    // Rows of many ranks become thin, and the drawing tall up to a limit; names are left out where they would overlap.
+    const tall = Math.min(24 * height, Math.max(460, Math.min(1600, 3.5 * height)));
+    const every = Math.ceil(14 / (tall / marks.length));
+    const shown = marks.filter((mark, place) => place % every === 0);
     // As the range, the names are an attribute of the figure.
-    figure.dataset.named = shown.map(({ rank }) => rank).join(" ");
-    const pixels = Math.max(120, tall + 50);
+    figure.dataset.named = shown.map(({ name }) => name).join(", ");
+    const room = Math.min(canvas.clientWidth / 3, 24 + 6.6 * Math.max(...shown.map(({ name }) => name.length)));
+    const fitting = (name) => name.length > (room - 24) / 6.4 ? `\u2026${name.slice(-Math.floor((room - 24) / 6.4))}` : name;
     const paint = (plot) => {
       const { ctx } = plot;
-      const { left, top, width, height: tall } = plot.bbox;
+      const { left, top, width, height: down } = plot.bbox;
       ctx.save();
       ctx.beginPath();
-      ctx.rect(left, top, width, tall);
+      ctx.rect(left, top, width, down);
       ctx.clip();
-      for (const { name, y, tall: part, edges } of blocks) {
-        ctx.fillStyle = color(colors.has(name) ? name : "other");
+      for (const { kind, y, tall: part, spans, values } of blocks) {
+        ctx.fillStyle = fill(kind);
         const from = plot.valToPos(height - y, "y", true);
         const to = plot.valToPos(height - y - part * 0.88, "y", true);
-        for (let place = 0; place < edges.length; place += 2) {
-          const begin = plot.valToPos(edges[place], "x", true);
-          ctx.fillRect(begin, from, Math.max(0.5 * devicePixelRatio, plot.valToPos(edges[place + 1], "x", true) - begin), to - from);
-        }
+        spans.forEach(([first, last], place) => {
+          const x = plot.valToPos(first, "x", true);
+          ctx.globalAlpha = values.length ? 0.06 + 0.94 * values[place] / (most || 1) : 1;
+          ctx.fillRect(x, from, Math.max(0.5 * devicePixelRatio, plot.valToPos(last, "x", true) - x), to - from);
+        });
+        ctx.globalAlpha = 1;
       }
       ctx.restore();
     };
+    const place = (at) => ticks.length ? `${unit} ${ticks[Math.floor(at)]}` : `${unit} ${brief(at)}`;
+    const range = ([first, last]) => unit === "ms" ? `${brief(first)} to ${brief(last)} ms (${brief(last - first)} ms)`
+      : last - first > 1 ? `${unit}s ${first} to ${last - 1}` : place(first);
     const point = (plot) => {
       const { left, top } = plot.cursor;
       hint.hidden = true;
       if (left == null || left < 0) return;
       const at = plot.posToVal(left, "x");
       const down = height - plot.posToVal(top, "y");
-      const under = blocks.filter(({ y, tall }) => down >= y && down < y + tall);
-      for (const { name, rank, edges } of under) {
-        for (let place = 0; place < edges.length; place += 2) {
-          if (at < edges[place] || at > edges[place + 1]) continue;
-          hint.textContent = `rank ${rank} ${name}: ${brief(edges[place])} to ${brief(edges[place + 1])} ms (${brief(edges[place + 1] - edges[place])} ms)`;
-          hint.hidden = false;
-          const over = plot.over;
-          hint.style.left = `${Math.min(over.offsetLeft + left + 12, canvas.clientWidth - hint.offsetWidth)}px`;
-          hint.style.top = `${over.offsetTop + top + 14}px`;
-          return;
-        }
+      for (const { kind, name, spans, values, y, tall: part } of blocks) {
+        if (down < y || down >= y + part) continue;
+        const number = spans.findIndex(([first, last]) => at >= first && at <= last);
+        if (number < 0) continue;
+        const value = values.length ? ` ${brief(values[number])} ms` : "";
+        hint.textContent = `${name} ${words(kind)}${value}: ${range(spans[number])}`;
+        hint.hidden = false;
+        const { over } = plot;
+        hint.style.left = `${Math.max(0, Math.min(over.offsetLeft + left + 12, canvas.clientWidth - hint.offsetWidth))}px`;
+        hint.style.top = `${over.offsetTop + top + 14}px`;
+        return;
       }
     };
-    const plot = make(canvas, pixels, {
+    const names = { splits: () => shown.map(({ at }) => height - at), values: () => shown.map(({ name }) => fitting(name)) };
+    const whole = ticks.length ? { splits: () => ticks.map((_, at) => at + 0.5), values: (plot, places) => thinned(plot, places).map((at) => at == null ? "" : ticks[Math.floor(at)]) } : {};
+    const plot = make(canvas, Math.max(90, tall + 50), {
       legend: { show: false }, cursor: { drag: { x: true, y: false }, y: false, points: { show: false } },
       series: [{}, { paths: () => null, points: { show: false } }], scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: { range: [0, height] } },
-      axes: [axis({ label: "ms", size: 34 }), axis({ size: 64, grid: { show: false }, splits: () => shown.map(({ at }) => height - at), values: () => shown.map(({ rank }) => `rank ${rank}`) })],
+      axes: [axis({ label: unit, size: 34, ...whole }), axis({ size: room, grid: { show: false }, ...names })],
       hooks: { draw: [paint], setCursor: [point] },
-    }, [[0, step_ms], [null, null]], [0, step_ms]);
+    }, [[begin, end], [null, null]], [begin, end]);
     const keys = document.createElement("ul");
     keys.className = "keys";
-    for (const name of new Set(blocks.map((block) => block.name))) {
+    for (const kind of new Set(blocks.map((block) => block.kind))) {
       const row = document.createElement("li");
       const swatch = document.createElement("i");
-      swatch.style.background = `var(--${(colors.has(name) ? name : "other").replaceAll("_", "-")})`;
-      row.append(swatch, name.replaceAll("_", " "));
+      swatch.style.background = fill(kind);
+      row.append(swatch, words(kind), most ? ` (darkest: ${brief(most)} ms)` : "");
       keys.append(row);
     }
     canvas.append(hint, keys);
     return plot;
   }
-  const colors = new Set(["compute", "copy", "exposed", "wait", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]);
+  const words = (kind) => kind.replaceAll("_", " ");
+  const fill = (kind) => color(kind) || color("other");
+  // Leaves out the ticks that would overlap.
+  const thinned = (plot, places) => {
+    const every = Math.ceil(places.length * 36 / Math.max(1, plot.bbox.width / devicePixelRatio));
+    return places.map((at, number) => number % every === 0 ? at : null);
+  };
 
   return { drawVisible, redraw };
 };

@@ -15,8 +15,6 @@ from pytest_aorta.report.page import rows
 from pytest_aorta.verdict.metrics import METRICS
 
 MAX_FAILURE_CHARACTERS = 20_000
-# The most failed tests that are open at first, so that a page still begins with a list if every test failed.
-MAX_OPEN = 10
 
 
 def render(report: Report) -> str:
@@ -37,7 +35,7 @@ def render(report: Report) -> str:
         report=report,
         tests=tests,
         places=places,
-        max_open=MAX_OPEN,
+        is_alone=sum(test.record.has_failed for test in tests) == 1,
         plots=plots,
         outcomes=Counter(record.outcome for record in sorted(report.final, key=lambda record: not record.has_failed)),
         verdicts=[(label, verdicts[label]) for label in rows.SEVERITY if verdicts[label]],

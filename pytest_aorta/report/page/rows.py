@@ -5,7 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from statistics import fmean, median
 from typing import Any
@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_aorta.common.text import brief
 from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
 from pytest_aorta.report.provenance import provenance_values
-from pytest_aorta.report.timeline import drawn_lanes
+from pytest_aorta.report.timeline import step_drawing, waits_drawing, weights_drawing
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
-from pytest_aorta.session.record import Side, TestRecord, finding_groups, finding_text
+from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.environment import identity
-from pytest_aorta.verdict.metrics import middle_of
+from pytest_aorta.verdict.metrics import METRICS, middle_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, ReferenceKind, Verdict
 
@@ -31,8 +30,16 @@ SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.PASS, Outcome.NOT_APPLICABLE
 UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3
-# Characters of a finding at the top of the page.
-MAX_FINDING = 300
+# Launches of a baseline in the history of a metric.
+_MOST_PAST = 40
+# Kind of a figure -> its title, and what it shows.
+FIGURES = {
+    "weights": ("Weights", "hashes of parameters after each step, beside those of the other side"),
+    "loss": ("Loss", "of each step, mean over ranks"),
+    "grad_norm": ("Gradient norm", "of each step, before clipping"),
+    "timeline": ("Breakdown of a step", "the last profiled step; exposed: communication that compute does not hide"),
+    "waits": ("Waits in collectives", "by rank and step; a rank that the others wait for waits least itself"),
+}
 
 
 @dataclass(frozen=True)
@@ -73,49 +80,6 @@ def compared(case: Case) -> list[Verdict]:
     return sorted((row for row in case.verdicts if row.outcome is not Outcome.NOT_APPLICABLE), key=_severity)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """An entry at the top of the page: a finding, its causes, and the wait for each rank where one is late.
-
-    Attributes:
-        index: The place of the test on the page.
-        name: The test's node id.
-        text: The first line of the failure, or the worst verdict.
-        causes: The explanations of the verdicts.
-        suspect: The rank that the others wait for; None if no rank explains a slower step.
-        waits_ms: The time per step that the others wait for each rank, in order of the ranks.
-    """
-
-    index: int
-    name: str
-    text: str
-    causes: Sequence[str]
-    suspect: int | None
-    waits_ms: Sequence[float]
-
-
-def findings(tests: Sequence[Test]) -> Iterator[Finding]:
-    """Yield what failed or was found in each test, in the order of ``tests``."""
-    for index, test in enumerate(tests):
-        record = test.record
-        groups = sorted(finding_groups(record), key=lambda group: _severity(group[0]))
-        failure = test.failure.splitlines() if record.has_failed else []
-        if (failure or groups) and not record.is_retried:
-            text = brief(failure[0] if failure else finding_text(groups[0]), MAX_FINDING)
-            pairs = zip(record.comparisons, test.cases, strict=False)
-            late = next(((one.suspect, case.candidate) for one, case in pairs if one.suspect is not None), (None, ()))
-            lags = [launch.facts.rank_lag_ms for launch in late[1]]
-            waits = [max(0.0, median(rank)) for rank in zip(*lags, strict=True)]
-            yield Finding(index, record.nodeid + record.attempt_label, text, _causes(record, text), late[0], waits)
-
-
-def _causes(record: TestRecord, shown: str) -> list[str]:
-    """Return what explains each finding of a test and is not ``shown``, the worst first, then the notes."""
-    found = [row for row in sorted(record.verdicts, key=_severity) if row.is_finding]
-    explained = [row for row in found if row.detail and row.detail not in shown]
-    return [*(brief(f"{row.metric}: {row.detail}", MAX_FINDING) for row in explained), *record.notes]
-
-
 def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
     """Return the entries of a test's heading, the worst first: an outcome with its metrics and their changes."""
     found: dict[Outcome, list[str]] = {}
@@ -133,14 +97,27 @@ def unremarkable(test: Test) -> str:
 
 
 def notes(test: Test) -> list[str]:
-    """Return the notes of a test that the text of its failure does not contain."""
-    return [note for note in (*test.record.traces, *test.record.notes) if note not in test.failure]
+    """Return the notes of a test that its failure does not contain."""
+    return [*test.record.traces, *(note.text for note in test.record.unshown_notes)]
 
 
 def largest_change(test: Test) -> float:
     """Return the largest change of a test in tolerances; 0 where no verdict has a change and a tolerance."""
     changes = ((abs(row.delta), row.tolerance.value) for row in test.record.verdicts if row.delta is not None)
     return max((change / allowed for change, allowed in changes if allowed), default=0.0)
+
+
+def sparkline(case: Case, metric: str) -> list[tuple[float, float]]:
+    """Return the points of a metric over the baseline's launches and then the candidate's, within 60 by 14; or none."""
+    stored = [launch.facts for launch in case.baseline.launches] if case.baseline else []
+    launches = [*stored[-_MOST_PAST:], *(launch.facts for launch in case.candidate)]
+    values = [METRICS[metric].measure(facts) for facts in launches] if metric in METRICS and stored else []
+    numbers = [(place, value) for place, value in enumerate(values) if isinstance(value, float | int)]
+    if len(numbers) < 2:
+        return []
+    low, high = (edge(value for _, value in numbers) for edge in (min, max))
+    last = len(launches) - 1
+    return [(60 * place / last, 14 * (high - value) / ((high - low) or 1)) for place, value in numbers]
 
 
 def compared_with(verdict: Verdict) -> str:
@@ -333,7 +310,8 @@ def numbers_a_launch(report: Report) -> int:
 
 
 def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
-    """Return the step times of each launch, their quantiles, the ranges of the other sides, and a step's timeline."""
+    """Return what the page's script draws of a case, by the kinds of :data:`FIGURES`; None where nothing is known."""
+    drawings = {"timeline": step_drawing(case), "waits": waits_drawing(case), "weights": weights_drawing(case)}
     sides = ((Side.CANDIDATE, case.candidate), (Side.REFERENCE, case.reference))
     return {
         "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
@@ -341,7 +319,9 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
         "curves": _step_quantiles(case.candidate),
         "bands": list(_bands(case)),
         "reference": case.reference_name,
-        "timeline": _timeline(case.candidate),
+        "loss": _curves(case, "loss"),
+        "grad_norm": _curves(case, "grad_norm"),
+        **{kind: drawing and asdict(drawing) for kind, drawing in drawings.items()},
     }
 
 
@@ -401,18 +381,24 @@ def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Seq
     }
 
 
-def _timeline(launches: Sequence[Launch]) -> dict[str, Any] | None:
-    """Return the timeline of the first profiled launch; None where no launch was profiled."""
-    for launch in launches:
-        if any(launch.result.timeline):
-            ranks = [drawn_lanes(lanes) for lanes in launch.result.timeline]
-            steps = [rank[-1].step_ms for rank in launch.result.overlap if rank]
-            ends = [end for lanes in ranks for intervals in lanes.values() for _, end in intervals]
-            return {
-                "step_ms": max([*steps, *ends]),
-                "ranks": [{name: encoded(lane) for name, lane in lanes.items()} for lanes in ranks],
-            }
-    return None
+def _curves(case: Case, name: str) -> dict[str, Any] | None:
+    """Return the losses, or norms of gradients, by step of one launch of each side; None where neither has any."""
+    facts = {Side.CANDIDATE: [launch.facts for launch in case.candidate], case.others_name: case.others}
+    curves = {side: _curve(launches[-1], name) for side, launches in facts.items() if launches}
+    for side, launches in ((Side.CANDIDATE, case.candidate), (case.others_name, case.reference)):
+        if launches and not curves[side]:
+            curves[side] = dict(enumerate(getattr(launches[-1].result, name), 1))
+    steps = sorted({step for curve in curves.values() for step in curve})
+    steps = steps[:: -(-len(steps) // _LEAST_NUMBERS)] if steps else []
+    lines = [{"side": side, "values": [curve.get(step) for step in steps]} for side, curve in curves.items() if curve]
+    return {"steps": steps, "lines": lines} if lines else None
+
+
+def _curve(facts: LaunchFacts, name: str) -> dict[int, float]:
+    """Return the means over ranks of a script's series, by step."""
+    ranks: list[dict[str, float]] = next((getattr(series, name) for series in facts.series if series.is_main), [])
+    steps = sorted(set.intersection(*({*map(int, rank)} for rank in ranks))) if ranks else []
+    return {step: float(f"{fmean(rank[str(step)] for rank in ranks):.6g}") for step in steps}
 
 
 def _rounded(values: npt.ArrayLike) -> list[float]:

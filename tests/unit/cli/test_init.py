@@ -392,6 +392,7 @@ def test_times_of_kernels_are_marked_before_those_of_steps_that_the_host_delays(
     }
     assert main(["init", "train.py"]) == 0
     assert marks(folder, "test_train.py")[2:] == [f"pytest.mark.tolerance({marker})"]
+    assert f"# {marker.partition('=')[0]} is compared with a tolerance" in files(folder)["test_train.py"]
 
 
 def test_scripts_of_one_name_in_two_folders_have_a_test_each(folder):

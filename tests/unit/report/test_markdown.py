@@ -19,6 +19,7 @@ from pytest_aorta.report.markdown import (
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import RETRIED, TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Note, NoteKind
 from tests.unit.builders import CAUGHT, compared, make_facts, make_record, make_verdict, ran, replace
 from tests.unit.report.elements import Elements
 
@@ -38,12 +39,7 @@ def elements(text: str) -> Elements:
 EXPECTED = {
     "h2",
     "p",
-    "table",
-    "thead",
-    "tbody",
-    "tr",
-    "th",
-    "td",
+    "strong",
     "details",
     "summary",
     "code",
@@ -90,14 +86,33 @@ def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, 
 
 @pytest.mark.parametrize("row", [make_verdict(Outcome.NOT_APPLICABLE), make_verdict(CAUGHT)], ids=str)
 def test_verdict_that_does_not_apply_or_that_the_test_expects_is_not_a_finding(row):
-    assert not re.search(r"<details>|\|", rendered([make_record("a.py::good", [row])]))
+    assert not re.search(r"<details>|\*\*", rendered([make_record("a.py::good", [row])]))
 
 
 @pytest.mark.parametrize("outcome", [Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED])
-def test_finding_is_a_row_with_its_reason(outcome):
+def test_finding_is_a_line_with_its_reason(outcome):
     page = elements(rendered([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
-    assert page.texts["td"][0] == "a.py::good"
-    assert (page.texts["td"][1], page.texts["td"][-1]) == (outcome.value, "be<cause")
+    (line,) = page.texts["li"]
+    assert line.startswith(f"a.py::good: {outcome.value.capitalize()}: ")
+    assert "be<cause" in line
+
+
+EDITED = Note("the learning rate changed: 0.1 -> 0.2", NoteKind.EDIT)
+
+
+def test_list_has_each_failure_once_by_what_was_edited_and_only_a_screen_is_open():
+    rows = (make_verdict(Outcome.REGRESSION), make_verdict(Outcome.REGRESSION, metric="weight_hash"))
+    failing = tuple(row.metric for row in rows)
+    edited = compared(rows[0].case, rows=rows, notes=(EDITED, Note("why")), failing=failing)
+    failed = [replace(FAILED, nodeid=f"a.py::{n}", comparisons=(edited,)) for n in range(12)]
+    text = rendered([*failed, OPEN])
+    lines = elements(text).texts["li"]
+    assert lines[0] == "a.py::0: the learning rate changed: 0.1 -> 0.2 (step_time_p50, weight_hash)"
+    assert len(lines) == 13
+    assert lines[12].startswith("a.py::open: Inconclusive: step_time_p50")
+    head, _, folded = text.partition("<details><summary>3 more</summary>")
+    assert (head.count("\n- "), folded.partition("</details>")[0].count("\n- ")) == (10, 3)
+    assert len(head.splitlines()) < 20
 
 
 def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
@@ -106,7 +121,7 @@ def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
         rendered([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], repeated=repeated)
     ).texts["pre"]
     assert evidence == "why <b>\n\n# x"
-    assert next(line for line in rendered([FAILED]).splitlines() if line.startswith("- ")).endswith(": why &lt;b&gt;")
+    assert "- **a.py::failed**: why &lt;b&gt;\n" in rendered([FAILED])
     assert shlex.split(command) == ["pytest", "a.py::test_x[$HOME 'q'-1]", "--aorta-gpus=4", "-o", "aorta_progress=a b"]
 
 
@@ -118,9 +133,9 @@ def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     page = elements(text)
     assert (page.wrong, page.open) == ([], [])
     assert set(page.tags) <= EXPECTED
-    assert page.tags.count("details") == page.tags.count("table") == 1
+    assert page.tags.count("details") == 1
     assert page.texts["pre"][0] == "\n".join(printable(line.expandtabs()) for line in failure.splitlines())
-    assert page.texts["td"][0].replace("\u200b", "") == printable(" ".join(nodeid.split()))
+    assert page.texts["li"][0].replace("\u200b", "").lstrip("*").startswith(printable(" ".join(nodeid.split())))
 
 
 # What GitHub and GitLab make links of in text without any markup.
@@ -162,7 +177,7 @@ def test_references_and_addresses_are_text_wherever_they_stand(text):
     # GitHub and GitLab look for links neither in code nor in preformatted text.
     inert = page.texts["code"] + page.texts["pre"]
     assert any(text in shown for shown in inert)
-    open_text = [*page.texts["td"], *page.texts["li"], *page.texts["p"]]
+    open_text = [*page.texts["li"], *page.texts["p"]]
     assert [shown for shown in open_text if LINKED.search(shown)] == []
     assert any(text in shown.replace("\u200b", "") for shown in open_text)
     assert all(any(shown.endswith(code) for code in page.texts["code"]) for shown in page.texts["summary"])
@@ -186,7 +201,7 @@ def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, li
     assert len(text.encode()) <= limit
     page = elements(text)
     assert (page.wrong, page.open) == ([], [])
-    shown = text.count("<summary>")
+    shown = text.count("<summary><code>")
     assert shown == tests or f"\n... and {tests - shown} more failures\n" in text
 
 

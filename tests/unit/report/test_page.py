@@ -67,8 +67,10 @@ def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(
     page, table, picture = write_report(report, tmp_path / "made" / "page.html")
     assert page.stat().st_size < 500_000
     assert json.loads(table.read_text())["candidate"] == "candidate"
-    assert (table.name, picture.name) == ("summary.json", "candidate_timeline.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (table.name, picture.name) == ("summary.json", "timeline.svg")
+    drawn = Elements(picture.read_text())
+    assert drawn.wrong == []
+    assert {"rank 0", "rank 7", "parts", "parts, before", "all gather"} <= {*drawn.texts["text"]}
 
 
 # The reports of a session

@@ -4,17 +4,20 @@ import pytest
 
 from pytest_aorta.report.data import Case, Launch
 from pytest_aorta.report.page.rows import (
-    Finding,
+    case_plots,
     compared_with,
-    findings,
     largest_change,
     notable,
     provenance,
+    sparkline,
     unremarkable,
 )
+from pytest_aorta.report.page.rows import notes as notes_of
+from pytest_aorta.report.timeline import waits_drawing
+from pytest_aorta.result.series import SeriesFacts
 from pytest_aorta.session.record import Comparison
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Note, ReferenceKind, VerdictReference
+from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, VerdictReference
 from tests.unit.builders import (
     CAUGHT,
     make_baseline,
@@ -24,6 +27,7 @@ from tests.unit.builders import (
     make_test,
     make_verdict,
     replace,
+    stored,
 )
 
 
@@ -63,33 +67,70 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
     assert largest_change(make_test("a::c", "failed")) == 0.0
 
 
-def test_page_begins_with_the_failure_its_causes_and_the_wait_for_each_rank():
-    facts = [make_facts(rank_lag_ms=[-1.0, lag_ms]) for lag_ms in (1.0, 2.0, 9.0)]
-    case = Case("c", (FAILED,), tuple(Launch(1, make_result([[1.0]]), launch) for launch in facts))
-    comparison = Comparison("a::b::c", rows=(FAILED,), notes=(Note("others wait"),), suspect=1)
-    test = make_test("a::b", "failed", case, failure="Regression: step_time_p50\n  measured  toy")
-    late = replace(test, record=test.record.replace(comparisons=(comparison,)))
-    retried, passed = make_test("a::c", "rerun", Case("c", (FAILED,))), make_test("a::d", "passed")
-    assert list(findings([late, retried, passed])) == [
-        Finding(0, "a::b", "Regression: step_time_p50", ["others wait"], 1, [0.0, 2.0])
-    ]
+RAISED = "the batch is 4, was 8\nRegression: step_time_p50\n  measured  toy"
 
 
-def test_page_begins_with_what_explains_each_finding_before_a_hint():
-    rows = (
-        make_verdict(Outcome.INCONCLUSIVE, detail="rank 1 is late"),
-        make_verdict(Outcome.REGRESSION, metric="host_copies", detail="+ aten::_local_scalar_dense x 1"),
-        make_verdict(Outcome.PASS, metric="operators", detail="+ aten::item x 1"),
-        make_verdict(Outcome.MISSING, metric="flops", detail="no baseline"),
-    )
-    test = make_test("a::b", "failed", Case("c", rows), failure="Missing: no baseline")
-    comparison = Comparison("a::b::c", rows=rows, notes=(Note("--aorta-locate launches once more"),))
-    (found,) = findings([replace(test, record=test.record.replace(comparisons=(comparison,)))])
-    assert found.causes == [
-        "host_copies: + aten::_local_scalar_dense x 1",
-        "step_time_p50: rank 1 is late",
-        "--aorta-locate launches once more",
-    ]
+@pytest.mark.parametrize(
+    ("failing", "failure", "opening", "evidence"),
+    [
+        (("step_time_p50",), RAISED, ["the batch is 4, was 8"], "Regression: step_time_p50\n  measured  toy"),
+        ((), "hang in all_gather\nlogs: x", ["hang in all_gather"], "logs: x"),
+    ],
+)
+def test_entry_opens_with_what_was_edited_or_why_the_launch_failed(failing, failure, opening, evidence):
+    notes = (Note("the batch is 4, was 8", NoteKind.EDIT), Note("others wait"))
+    comparison = Comparison("a::b::c", rows=(FAILED,), notes=notes, failing=failing)
+    test = make_test("a::b", "failed", failure=failure)
+    test = replace(test, record=test.record.replace(comparisons=(comparison,)))
+    assert (test.opening, test.evidence) == (opening, evidence)
+    # What the text of the failure has is not shown again.
+    assert notes_of(test) == ([] if failing else ["the batch is 4, was 8", "others wait"])
+
+
+def hashed(**weights) -> SeriesFacts:
+    """Return a series of one rank with the hash of each parameter after steps 0, 1 and 4."""
+    parameters = {step: "".join(row) for step, row in zip("014", zip(*weights.values(), strict=True), strict=True)}
+    losses = [{"1": 2.0, "2": 1.0 + len(weights)}]
+    return SeriesFacts(name="SGD", num_steps=4, is_main=True, names=[*weights], parameters=parameters, loss=losses)
+
+
+def test_weights_of_both_sides_are_a_grid_and_their_losses_two_lines():
+    here = hashed(bias=["aaaa", "aaaa", "bbbb"], norm=["cccc"] * 3, scale=["dddd", "eeee", "dddd"])
+    there = hashed(bias=["aaaa"] * 3, norm=["cccc"] * 3)
+    stored_facts = make_facts(series=[there])
+    result = make_result([[1.0]])
+    launch = Launch(1, result, make_facts(series=[here]))
+    case = Case("c", (), (launch,), baseline=make_baseline(launches=stored(stored_facts)))
+    plots = case_plots(case, 100)
+    grid = plots["weights"]
+    assert grid["ticks"] == ["0", "1", "4"]
+    cells = {row["name"]: {bars["kind"]: bars["spans"] for bars in row["bars"]} for row in grid["rows"]}
+    assert cells == {
+        "bias": {"differs": [(2, 3)], "equal": [(0, 1), (1, 2)]},
+        "scale": {"differs": [(0, 1), (1, 2), (2, 3)], "equal": []},
+    }
+    assert plots["loss"]["steps"] == [1, 2]
+    assert [line["values"] for line in plots["loss"]["lines"]] == [[2.0, 4.0], [2.0, 3.0]]
+    assert plots["grad_norm"] is None
+
+
+def test_waits_are_drawn_by_rank_over_the_last_steps_and_many_steps_share_a_bar():
+    waits = [[1.0] * 240, [0.0, 3.0] * 120]
+    result = make_result([[9.0] * 250] * 2, collective_ms=waits)
+    case = Case("c", (), (Launch(1, result, result.facts),))
+    drawing = waits_drawing(case)
+    assert (drawing.begin, drawing.end) == (11, 251)
+    first, late = (row.bars[0] for row in drawing.rows)
+    assert (first.spans[0], first.spans[-1]) == ((11, 13), (249, 251))
+    assert ({*first.values}, {*late.values}) == ({1.0}, {1.5})
+
+
+def test_history_of_a_metric_is_that_of_the_baseline_and_ends_with_the_launch():
+    past = stored(*(make_facts(final_loss=loss) for loss in (1.0, 2.0)))
+    launch = Launch(1, make_result([[1.0]]), make_facts(final_loss=3.0))
+    case = Case("c", (), (launch,), baseline=make_baseline(launches=past))
+    assert sparkline(case, "final_loss") == [(0, 14), (30, 7), (60, 0)]
+    assert sparkline(case, "weight_hash") == sparkline(Case("c", (), (launch,)), "final_loss") == []
 
 
 def measured(**changes) -> Launch:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.result.series import Setting
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, CostsOfRanks
 from pytest_aorta.verdict.edits import edits
 from tests.unit.builders import make_facts
@@ -14,7 +15,14 @@ COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_loca
 GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
 
 
-def facts(*ranks: dict[str, Any], costs: Costs = COSTS, **changes: Any) -> Any:
+def facts(
+    *ranks: dict[str, Any],
+    costs: Costs = COSTS,
+    settings: dict[str | tuple[str, str], Any] | None = None,
+    **changes: Any,
+) -> Any:
+    named = {(key, "") if isinstance(key, str) else key: values for key, values in (settings or {}).items()}
+    changes["settings"] = [Setting(*key, values) for key, values in named.items()]
     of_ranks = [series(**{"loss": [1.0, 0.5], "weights": {"0": "aa"}} | rank | changes) for rank in ranks or ({}, {})]
     return launch(*of_ranks, costs=[CostsOfRanks([*range(len(of_ranks))], costs)])
 
@@ -27,13 +35,13 @@ CASES = {
         ["the learning rate changed: 0.009 -> 0.0095 from step 2"],
     ),
     "one of two groups": (
-        facts(settings={"weight_decay of a": {"1": 0.1}, "weight_decay of b": {"1": 0.0}}),
-        facts(settings={"weight_decay of a": {"1": 0.1}, "weight_decay of b": {"1": 0.1}}),
+        facts(settings={("weight_decay", "a"): {"1": 0.1}, ("weight_decay", "b"): {"1": 0.0}}),
+        facts(settings={("weight_decay", "a"): {"1": 0.1}, ("weight_decay", "b"): {"1": 0.1}}),
         ["weight decay of b changed: 0.1 -> 0 from step 1"],
     ),
     "all groups": (
-        facts(settings={"lr of a": {"1": 0.1}, "lr of b": {"1": 0.1}}),
-        facts(settings={"lr of a": {"1": 0.2}, "lr of b": {"1": 0.2}}),
+        facts(settings={("lr", "a"): {"1": 0.1}, ("lr", "b"): {"1": 0.1}}),
+        facts(settings={("lr", "a"): {"1": 0.2}, ("lr", "b"): {"1": 0.2}}),
         ["the learning rate changed: 0.2 -> 0.1 from step 1"],
     ),
     "two readings": (
