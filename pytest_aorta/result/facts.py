@@ -174,8 +174,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         environment: the versions and settings that bitwise numerics depend on, and what setup() chose.
         rank_lag_ms: how much less each rank waits per step than its peers; empty if waits are not known.
         late_ms: how much less it waits in nine steps of ten, at least; likewise.
-        core_wait: how long the rank that waited most for a core waited, as a fraction of the time that it ran; of CPU
-            ranks.
         memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
         memory_growth_bytes: its growth within the launch on each rank, likewise.
         canary_ms: the times of the canary's parts on the slowest rank, the better of before and after the steps.
@@ -205,7 +203,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, Fact]
     rank_lag_ms: list[Finite]
     late_ms: list[Finite] = field(default_factory=list)
-    core_wait: Finite = 0.0
     memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
     canary_ms: dict[CanaryPart, Milliseconds]
@@ -283,7 +280,6 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         environment=_environment(result),
         rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
         late_ms=_short(least_lags_ms(result.collective_ms)),
-        core_wait=_short(max(rank.core_wait for rank in result.ranks)) if result.device == "cpu" else 0.0,
         memory_bytes=in_use,
         memory_growth_bytes=_short(
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]

@@ -138,7 +138,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
         profile: the profiled steps; empty if no step was profiled.
         costs: the costs of a step; None if none was counted.
-        core_wait: how long the rank waited for a core, as a fraction of the time that it ran; 0 if that is not known.
         series: what was recorded of each optimizer of an unedited script, in the order of their first steps.
     """
 
@@ -163,7 +162,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None
-    core_wait: NotNegative = 0.0
     series: list[Series] = field(default_factory=list)
 
     def with_profile(self, profile: Profile) -> RankResult:

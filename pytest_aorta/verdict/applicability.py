@@ -7,6 +7,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost
 from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
 from pytest_aorta.verdict.metrics import (
+    LATE_RANK,
     METRICS,
     UNDECLARED,
     Metric,
@@ -49,7 +50,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"{least}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
-        is_of_cpu = metric.kind is MetricKind.TIMING and facts[0].device == "cpu"
+        is_of_cpu = metric.kind is MetricKind.TIMING and {launch.device for launch in facts} == {"cpu"}
         default, needed = (metric.on_cpu, all) if is_of_cpu else (metric.default, any)
         if name not in chosen and default is not None and needed(_has(metric, launch) for launch in facts):
             chosen[name] = marked.get(name, default)
@@ -141,10 +142,11 @@ def not_applicable(
         detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
         return Reason.LAUNCHER, detail
     # The difference between ranks, unlike a time, hardly depends on the machine.
-    if metric.kind is MetricKind.TIMING and facts.device == "cpu" and metric.name != "late_rank_ms":
+    if metric.kind is MetricKind.TIMING and facts.device == "cpu" and metric.name != LATE_RANK:
         here, there = facts.provenance, recorded.provenance
-        if here.block != there.block or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
-            is_asked = tolerance.origin is not Origin.GROSS
+        is_other = recorded.device != facts.device or here.block != there.block
+        if is_other or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
+            is_asked = tolerance.origin is Origin.MARKER
             reason = Reason.OLD_CPU_TIMES if is_asked else Reason.UNMARKED_CPU_TIMES
             return reason, "times of CPU ranks are compared only within one hour on one machine"
     if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):

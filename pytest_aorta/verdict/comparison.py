@@ -33,7 +33,7 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import STALE, Row
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
     MissingPart,
@@ -90,11 +90,8 @@ class _Comparison(ABC):
         if (found := self._decide(row)) is None:
             return row.judge_ranges()
         decision, center = found
-        if row.tolerance.origin is Origin.GROSS and decision.outcome is Outcome.IMPROVED:
-            decision = replace(decision, outcome=Outcome.PASS)
-        if row.tolerance.origin is Origin.GROSS and decision.outcome is Outcome.INCONCLUSIVE:
-            hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
-            return row.not_applicable(Reason.UNMARKED_CPU_TIMES, hidden, row.value, center)
+        if row.tolerance.origin is Origin.GROSS:
+            return _gross(row, decision, center)
         is_questioned = row.metric.kind is MetricKind.TIMING and decision.outcome is not Outcome.PASS
         details = [throttled(launches)] if is_questioned else []
         match decision.outcome:
@@ -135,6 +132,24 @@ class _Comparison(ABC):
         """Return why the final verdict of ``num_launches`` launches is inconclusive, with the remedy; may be empty."""
         del row, num_launches
         return ""
+
+
+def _gross(row: Row, decision: Decision, center: Value) -> Verdict:
+    """Return the verdict on a time of CPU ranks that no marker names: only what noise can't explain is a finding.
+
+    Other work on the machine slows some steps of a launch. So if steps are slower, the fast ones have to be slower than
+    the slow ones of the other side.
+    """
+    is_time = row.metric.scale is Scale.RELATIVE
+    slow_ms = max(launch.step_time_ms["p99"] for launch in row.others) if is_time else 0.0
+    if decision.outcome is Outcome.REGRESSION and isinstance(row.value, float) and row.value > slow_ms:
+        return row.by_decision(decision, center, cause_of(row.metric.name, row.launches, row.others))
+    if decision.outcome in (Outcome.REGRESSION, Outcome.INCONCLUSIVE):
+        hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
+        return row.not_applicable(Reason.UNMARKED_CPU_TIMES, hidden, row.value, center)
+    if decision.outcome is Outcome.IMPROVED:
+        decision = replace(decision, outcome=Outcome.PASS)
+    return row.by_decision(decision, center, "")
 
 
 @dataclass(frozen=True)

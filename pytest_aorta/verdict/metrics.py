@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from statistics import fmean, median_high, median_low
@@ -19,6 +19,7 @@ from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost, by_rank
 from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
+LATE_RANK = "late_rank_ms"
 # The values of each rank by step.
 Curve: TypeAlias = Callable[[SeriesFacts], list[dict[str, float]]]
 
@@ -235,11 +236,6 @@ def _curve(name: str, curve: Curve, text: str) -> Metric:
     return Metric(name, "", MetricKind.NUMERIC, Direction.LOWER, default, measure, text, curve=curve)
 
 
-def _step_time_p10(facts: LaunchFacts) -> Value:
-    known = facts.step_time_ms.get("p10")
-    return None if known is None else known / (1 + facts.core_wait)
-
-
 def _other_steps_ms(facts: LaunchFacts) -> Value:
     """Return the times of all optimizers but the one that :attr:`LaunchFacts.step_time_ms` times."""
     times = sorted(series.p50_ms for series in facts.series if not series.is_main and series.p50_ms is not None)
@@ -277,20 +273,13 @@ _POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
 
 _ROWS = (
     _step_time("p50", 5, "median step time"),
-    Metric(
-        "step_time_p10",
-        "ms",
-        _TIME,
-        _LOWER,
-        None,
-        _step_time_p10,
-        "10th percentile of step times, which other work on the machine disturbs least; of CPU ranks, without the share "
-        "that they waited for a core",
+    replace(
+        _step_time("p10", None, "10th percentile of step times, which other work on the machine disturbs least"),
         on_cpu=Tolerance(1.0, origin=Origin.GROSS),
         is_new=True,
     ),
     Metric(
-        "late_rank_ms",
+        LATE_RANK,
         "ms",
         _TIME,
         _LOWER,

@@ -3,8 +3,6 @@
 import os
 import platform
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 
@@ -28,18 +26,6 @@ def python_tracer() -> str | None:
     monitoring = getattr(sys, "monitoring", None)
     names = (monitoring.get_tool(number) for number in _TOOLS) if monitoring else ()
     return next((str(name) for name in names if name), None)
-
-
-def core_wait() -> float:
-    """Return how long this process has waited for a core, as a fraction of the time that it ran; 0 if not known.
-
-    Linux counts both for each thread, in nanoseconds.
-    """
-    with suppress(OSError, ValueError):
-        threads = [list(map(int, path.read_text().split())) for path in Path("/proc/self/task").glob("*/schedstat")]
-        ran_ns, waited_ns, *_ = map(sum, zip(*threads, strict=True))
-        return waited_ns / max(ran_ns, 1)
-    return 0.0
 
 
 def environment_facts(

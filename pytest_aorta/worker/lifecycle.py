@@ -31,7 +31,7 @@ from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.canary import run_canary
-from pytest_aorta.worker.environment import core_wait, python_tracer
+from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.groups import keep_groups
 from pytest_aorta.worker.plants import plant
@@ -365,7 +365,7 @@ def _finish(folder: Path, result: RankResult, device: torch.device, tracer: str 
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
-    write_json_rows(folder / RESULT_FILE, _plain(result.replace(core_wait=core_wait())), durable=False)
+    write_json_rows(folder / RESULT_FILE, _plain(result), durable=False)
 
 
 def _plain(result: RankResult) -> dict[str, Any]:
