@@ -13,7 +13,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.metrics import MetricKind, metric_of
+from pytest_aorta.verdict.metrics import MetricKind, Origin, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
     DIFFERS,
@@ -253,6 +253,7 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     """Yield the commands that confirm a change, find its commit, and accept it."""
     present = [row for row in rows if not row.is_lost]
     outcomes, reasons = {row.outcome for row in present}, {row.not_applicable for row in present}
+    reasons |= {Reason.UNMARKED_CPU_TIMES for row in present if row.tolerance.origin is Origin.GROSS}
     version = next((row.reference.name for row in present if row.reference.is_ab), None)
     is_noisy, is_stored = any(row.low is not None for row in present), bool(comparison.baseline)
     if is_noisy and is_stored and version is None:

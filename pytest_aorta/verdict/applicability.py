@@ -49,9 +49,11 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"tolerance of {name}: {num_steps} steps were measured, but {name} needs at least "
                 f"{least}; measure more steps, or use step_time_tail5"
             )
+    is_timed = any(metric_of(name).kind is MetricKind.TIMING for name in marked)
     for name, metric in METRICS.items():
         is_of_cpu = metric.kind is MetricKind.TIMING and {launch.device for launch in facts} == {"cpu"}
-        default, needed = (metric.on_cpu, all) if is_of_cpu else (metric.default, any)
+        # Who names a time has said which change of speed counts.
+        default, needed = (None if is_timed else metric.on_cpu, all) if is_of_cpu else (metric.default, any)
         if name not in chosen and default is not None and needed(_has(metric, launch) for launch in facts):
             chosen[name] = marked.get(name, default)
     if len(facts) > 1:
