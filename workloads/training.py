@@ -14,6 +14,7 @@ from pytest_aorta.worker import (
     RankResult,
     StepTimer,
     Telemetry,
+    TrainingNotes,
     environment_facts,
     is_simulated,
     measure,
@@ -108,6 +109,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         last = first + settings.warmup + settings.steps
         self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, first, last)
         self._hashes = self.make_hashes()
+        self._notes = TrainingNotes(self._optimizer, self._model)
         self._capture = OperatorCapture(self._model)
         self._given = settings.fault.given(self.make_batches(first), env.rank, warmup=settings.warmup)
 
@@ -128,6 +130,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
+            series=self._notes.series(),
         )
         result = result.replace(metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))
         # The weights of profiled steps are neither hashed nor saved.
@@ -174,10 +177,11 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         self._hashes.begin(step)
         capture = self._capture if step == self._settings.hash_operators_step else None
         with self._settings.fault.planted(step, self._env.rank, self._model, self._optimizer, capture), timer.step():
-            loss, norm = self._train_step(step, next(self._given))
+            loss, norm = self._train_step(step, batch := next(self._given))
         # A step without clipping does not need the norm, so the norm is computed outside the timed step.
         norm = self._total_norm() if norm is None else norm
         self._hashes.end(step)
+        self._notes.end_step(batch, clipped_to=self._settings.max_grad_norm)
         return loss, norm
 
     def _total_norm(self) -> torch.Tensor:

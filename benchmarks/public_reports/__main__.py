@@ -3,7 +3,7 @@
 Run: python -m benchmarks.public_reports [NAME...]
 
 For each case of cases.yaml, in a new git repository: ``aorta init``, ``pytest --update-baselines``, ``pytest`` in what
-git has tracked, and then ``pytest --aorta-locate`` with each fault. The exit status is 1 if an outcome is not as
+git has tracked, and then ``pytest`` with each fault. The exit status is 1 if an outcome is not as
 expected.
 """
 
@@ -107,7 +107,7 @@ def rows(case: Case, folder: Path) -> Iterator[Row]:
     yield sound
     for fault in case.faults if sound.outcome == "passes" else ():
         script.write_text(fault.planted(source), encoding="utf-8")
-        _, output, seconds = run(folder, "pytest", "--aorta-locate", LIMIT)
+        _, output, seconds = run(folder, "pytest", LIMIT)
         found = findings(output)
         is_expected = re.search(fault.finds, found) is not None and case.allows(output)
         yield Row(case, fault.change, seconds, found, f"`{fault.finds}`", is_expected)

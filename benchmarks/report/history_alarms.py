@@ -1,4 +1,4 @@
-"""Counts false alarms and detections of ``aorta history changes`` on simulated series.
+"""Counts false alarms and detections of ``aorta history`` on simulated series.
 
     python -m benchmarks.report.history_alarms [--series 100] [--commits 100]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pytest_aorta.cli.history import case_histories, new_changes
 from tests.unit.sample_history import entries_of
@@ -23,9 +24,8 @@ CHANGES = (0.003, 0.005, 0.01, 0.02)
 def alarms(values: Sequence[float]) -> list[int]:
     """Return the numbers of commits after which a check had reported a new change."""
     (history,) = case_histories(entries_of(values))
-    moments = [version.provenance.measured_at for version in history.versions]
     checks = range(FIRST_CHECK, len(values) + 1)
-    return [number for number in checks if new_changes([history.until(moments[number - 1])], None)]
+    return [number for number in checks if new_changes(replace(history, versions=history.versions[:number]))]
 
 
 def main() -> None:

@@ -1,18 +1,15 @@
 """``aorta scale``: shows how the costs of a step on one rank grow with the number of ranks, in simulated worlds."""
 
 import argparse
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.pytest_run import run_pytest, unfinished
 from pytest_aorta.cli.target import ScriptTarget, WorkloadTarget, add_config, add_shared, given_options, given_target
-from pytest_aorta.common.errors import LaunchError, ResultError, UsageError
+from pytest_aorta.common.errors import ResultError, UsageError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, counted, emit
@@ -20,10 +17,10 @@ from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import Options, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
-from pytest_aorta.result.folder import RESULT_FILE, rank_folder, steps_entered
+from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.reading import read_result
-from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost
+from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
@@ -31,11 +28,7 @@ from pytest_aorta.verdict.metrics import format_value
 
 OWNER = "aorta scale"
 SHARED = ("timeout", "workloads")
-_COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory", "")
-_BAR = 24
-# Follows the ranks of a row whose step is of another kind.
-_OTHER = "*"
-_MOST_NAMED = 2
+_COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory")
 # A change of less than this is no growth.
 _LEAST_GROWTH = 0.01
 
@@ -89,30 +82,17 @@ def run(arguments: argparse.Namespace) -> int:
         workload, script = (None, word) if "." in word else (word, None)
         target = given_target(options, workload, script, args, arguments.config, arguments.assignments)
         results = _of_target(target, options, *places)
-    points: list[Point] = []
-    failed: dict[int, int] = {}
+    rows, lines = list[tuple[str, ...]](), list[str]()
+    before: WorkloadResult | None = None
     try:
         for result in results:
-            points.append(point_of(result))
-    except LaunchError as error:
-        if error.run_dir is not None:
-            # A script enters the step after its last one.
-            entered = steps_entered(rank_folder(error.run_dir, arguments.rank))
-            failed = {sizes[len(points)]: max(0, entered - 1)}
-        raise
+            rows.append(cells(result))
+            lines += growth(before, result) if before else ()
+            before = result
     finally:
-        if points:
-            emit([*table(points), *explanations(points, failed)])
+        if rows:
+            emit([*aligned([_COLUMNS, *rows], [""] * (len(rows) + 1)), *lines])
     return ExitCode.OK
-
-
-def _split(steps: Mapping[int, int]) -> list[str]:
-    """Return a line on steps by number of ranks that become fewer on more ranks."""
-    (least, few), (most, many) = (end(steps.items(), key=lambda item: item[1]) for end in (min, max))
-    if few == many or least < most:
-        return []
-    shown = f"{counted(few, 'step')} at {least:,} ranks, {many} at {most:,}"
-    return [f"{shown}: the data are split; give the script a number of steps"]
 
 
 def _of_target(
@@ -144,45 +124,8 @@ def _of_test(test: str, words: Sequence[str], base: Path, sizes: Sequence[int], 
         yield read_result(Path(left[0]) / RESULT_FILE)
 
 
-@dataclass(frozen=True)
-class Point:
-    """The costs of a step on one rank of a world.
-
-    Attributes:
-        size: Number of ranks.
-        collectives: Rows by kind, size of group and type.
-        operators, flops: Numbers per step.
-        memory_bytes: Estimate of the peak; None if tensors had data.
-        padded: Names of parameters with fewer rows than ranks that share them.
-        steps: Number of steps of the optimizer, or of the workload.
-        multiplying: Calls of the operators that have FLOPs.
-    """
-
-    size: int
-    collectives: Sequence[CollectiveCost]
-    operators: int
-    flops: int
-    memory_bytes: float | None
-    padded: str
-    steps: int = 0
-    multiplying: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of all collectives."""
-        return self.bytes_by_kind.total()
-
-    @property
-    def bytes_by_kind(self) -> Counter[str]:
-        """The bytes of each kind of collective."""
-        found: Counter[str] = Counter()
-        for row in self.collectives:
-            found[str(row.kind)] += row.bytes or 0
-        return found
-
-
-def point_of(result: WorkloadResult) -> Point:
-    """Return the costs of the one simulated rank of a result.
+def cells(result: WorkloadResult) -> tuple[str, ...]:
+    """Return the costs of a step on the one simulated rank of a result, as a row of the table.
 
     Raises:
         ResultError: They were not counted.
@@ -193,66 +136,36 @@ def point_of(result: WorkloadResult) -> Point:
         raise ResultError(
             f"{result.workload} on {counted(result.world_size, 'rank')}: no costs were counted: {problem}"
         )
-    operators, flops = (costs.counts(cost) or {} for cost in (Cost.OPERATORS, Cost.FLOPS))
-    return Point(
-        size=result.world_size,
-        collectives=costs.collectives,
-        operators=sum(operators.values()),
-        flops=sum(flops.values()),
-        memory_bytes=result.metrics.get("peak_memory_bytes"),
-        padded=str(result.environment.get(PADDED, "")),
-        steps=max((series.num_steps for series in result.ranks[0].series), default=result.total_iterations),
-        multiplying={name: operators[name] for name in flops if name in operators},
+    sums = {cost: sum((costs.counts(cost) or {}).values()) for cost in Cost}
+    return (
+        f"{result.world_size:,}",
+        f"{sums[Cost.COLLECTIVES]:,}",
+        format_value(float(sums[Cost.COLLECTIVE_BYTES]), "B"),
+        f"{sums[Cost.OPERATORS]:,}",
+        f"{sums[Cost.FLOPS]:,}",
+        format_value(result.metrics.get("peak_memory_bytes"), "B"),
     )
 
 
-def table(points: Sequence[Point]) -> list[str]:
-    """Return a line for each size, with a bar for the bytes of its collectives."""
-    most = max(point.num_bytes for point in points) or 1
-    rows = [
-        (
-            f"{point.size:,}{_OTHER * bool(_other_kind(points[0], point))}",
-            f"{sum(row.calls for row in point.collectives):,}",
-            format_value(float(point.num_bytes), "B"),
-            f"{point.operators:,}",
-            f"{point.flops:,}",
-            "-" if point.memory_bytes is None else format_value(point.memory_bytes, "B"),
-            "#" * math.ceil(_BAR * point.num_bytes / most),
-        )
-        for point in points
-    ]
-    return aligned([_COLUMNS, *rows], [""] * (len(rows) + 1))
+def growth(before: WorkloadResult, after: WorkloadResult) -> Iterator[str]:
+    """Yield what grows from one size to the next although the work of a rank does not, and why."""
+    sizes = f"{before.world_size:,} -> {after.world_size:,} ranks"
+    (former, few), (now, many) = ((_bytes_by_kind(result), _num_steps(result)) for result in (before, after))
+    if many < few:
+        yield f"{sizes}: {counted(few, 'step')} -> {many}: the data are split; give the script a number of steps"
+    padded = after.environment.get(PADDED)
+    why = f": padding of parameters with fewer rows than ranks: {padded}" if padded else ""
+    for kind, total in sorted(now.items()):
+        if total > former[kind] * (1 + _LEAST_GROWTH) > 0:
+            yield f"{sizes}: bytes of {kind} +{total / former[kind] - 1:.0%}{why}"
 
 
-def explanations(points: Sequence[Point], failed: Mapping[int, int] | None = None) -> list[str]:
-    """Return what grows from one size to the next although the work of a rank does not, and why.
-
-    ``failed`` is the number of steps of a launch that failed, by its number of ranks.
-    """
-    lines = _split({point.size: point.steps for point in points} | dict(failed or {}))
-    lines += [
-        f"{_OTHER} {point.size:,} ranks: another kind of step was counted, such as one with a validation: {found}"
-        for point in points
-        if (found := _other_kind(points[0], point))
-    ]
-    for before, after in pairwise(points):
-        sizes = f"{before.size:,} -> {after.size:,} ranks"
-        why = f": padding of parameters with fewer rows than ranks: {after.padded}" if after.padded else ""
-        former = before.bytes_by_kind
-        lines += [
-            f"{sizes}: bytes of {kind} +{now / former[kind] - 1:.0%}{why}"
-            for kind, now in sorted(after.bytes_by_kind.items())
-            if now > former[kind] * (1 + _LEAST_GROWTH) > 0
-        ]
-        if (after.memory_bytes or 0) > (before.memory_bytes or math.inf) * (1 - _LEAST_GROWTH):
-            lines.append(f"{sizes}: peak memory stops falling{why}")
-    groups = sorted({f"{row.kind} over {row.group_size}" for row in points[-1].collectives if row.group_size})
-    return [*lines, f"groups at {points[-1].size:,} ranks: {', '.join(groups)}" if groups else "no groups are known"]
+def _bytes_by_kind(result: WorkloadResult) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in result.costs[0].collectives if result.costs[0] else ():
+        found[str(row.kind)] += row.bytes or 0
+    return found
 
 
-def _other_kind(first: Point, point: Point) -> str:
-    """Return which operators of a step tell that it is another kind of step than that of the first size, or nothing."""
-    names = sorted(first.multiplying.keys() | point.multiplying.keys())
-    calls = [(name, first.multiplying.get(name, 0), point.multiplying.get(name, 0)) for name in names]
-    differing = [f"{now} calls of {name}, {then} at {first.size:,}" for name, then, now in calls if then != now]
-    return ", ".join(differing[:_MOST_NAMED])
+def _num_steps(result: WorkloadResult) -> int:
+    return max((series.num_steps for series in result.ranks[0].series), default=result.total_iterations)

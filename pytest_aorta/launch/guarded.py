@@ -276,8 +276,7 @@ class GuardedLaunch:
             lifeline_end, self._lifeline = _pipe(pipes)
             self._pipe, verdict_end = _pipe(pipes)
             with raised_as(LaunchError, f"the guard can't be started in {plan.cwd}: "):
-                for fd in plan.lease_fds:
-                    record_launch(fd, plan.run_dir)
+                record_launch(plan.lease_fds, plan.run_dir)
                 self._guard = (start or start_guard)(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
             lifeline_end.close()
             verdict_end.close()
@@ -312,8 +311,7 @@ class GuardedLaunch:
             self._lost = reported.replace(stopped=ended, survivors=survivors, detail=detail)
         if not self.outcome().survivors:
             _clear_scratch(self._plan.run_dir)
-            for fd in self._plan.lease_fds:
-                record_end(fd, self._plan.run_dir)
+            record_end(self._plan.lease_fds, self._plan.run_dir)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`has_ended` does not block."""

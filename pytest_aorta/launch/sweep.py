@@ -32,8 +32,6 @@ KILL_S = 10.0
 TICK_S = 0.01
 # A process that is just starting a program shows no environment for a moment, so several passes have to find nothing.
 _EMPTY_PASSES = 2
-# Index of starttime, field 22 of /proc/PID/stat, in what _stat returns: proc_pid_stat(5).
-_START_TICKS = 22 - 3
 
 
 def launch_id(run_dir: Path) -> str:
@@ -123,20 +121,6 @@ def end_orphaned_servers() -> None:
 def is_stopped(pid: int) -> bool:
     """Return whether a signal such as SIGSTOP has stopped the process."""
     return _stat(pid)[:1] == ["T"]
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether the process exists and has not ended."""
-    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
-
-
-def start_ticks(pid: int) -> int:
-    """Return the start time of a process in clock ticks since the host's start; 0 if the process does not exist.
-
-    Two processes that have had the same process id one after the other started at different times.
-    """
-    fields = _stat(pid)
-    return int(fields[_START_TICKS]) if fields else 0
 
 
 def pid_namespace() -> int:

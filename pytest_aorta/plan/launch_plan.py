@@ -90,7 +90,6 @@ class LaunchRequest(ScriptSettings, frozen=True):
         script: Path ending in ``.py`` or dotted module; the program of a command; None for a workload.
         args: Arguments of the script or of the program.
         starts_ranks: Whether the program starts its ranks by itself.
-        locates_costs: Whether ranks name the lines and modules from which the costs of a step come.
     """
 
     name: str
@@ -99,7 +98,6 @@ class LaunchRequest(ScriptSettings, frozen=True):
     script: str | None
     args: tuple[str, ...]
     starts_ranks: bool = False
-    locates_costs: bool = False
 
 
 class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
@@ -171,7 +169,7 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
     def times_collectives(self) -> bool:
         """Return whether NCCL times each collective, which names late ranks; a launch that locates names none."""
         is_declined = self.spec is not None and not self.spec.collective_timing
-        is_locating = self.locates_costs or (self.record is not None and self.record.hash_every_step)
+        is_locating = self.record is not None and self.record.hash_every_step
         return self.world.device == "cuda" and self.world.size > 1 and not (is_declined or is_locating)
 
     @property

@@ -420,8 +420,8 @@ class Options:
         ini="int",
         metavar="N",
     )
-    locate: bool = _option(
-        "after a difference in numerics or costs launch again to find the parameter, module and line",
+    no_locate: bool = _option(
+        "after a difference in numerics do not launch again to find the step, parameter, module and operator",
         False,
         type=bool,
         ini="bool",

@@ -44,6 +44,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     collective_facts,
     distinct_costs,
 )
+from pytest_aorta.result.trace.schedule import ScheduleOfRanks, distinct_schedules
 
 if TYPE_CHECKING:
     from pytest_aorta.result.measurements import WorkloadResult
@@ -141,6 +142,7 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
         late_steps: how many profiled steps do not count because the host was late in them; empty if all of them count.
         overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
             profiled.
+        graph_problem: the reason why a rank's step has no graph of streams, or what the graph lacks; empty if neither.
         optimizers: a line on what the series measured; empty if there is nothing to say.
         replicas: the replicas of parameters that became different.
     """
@@ -152,6 +154,7 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
     blocked_by: str = ""
     late_steps: str = ""
     overlap_problem: Annotated[str, Meta(max_length=1000)] = ""
+    graph_problem: str = ""
     optimizers: str = ""
     replicas: list[Parted] = field(default_factory=list)
 
@@ -186,6 +189,8 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
         collectives: transfers and waits of a profiled step by collective.
         costs: the costs of a step by the ranks that have them in common; empty if a rank counted none.
+        schedules: the step's schedules on the nominal machine, by the ranks that have them in common; empty if a rank
+            has no graph of its step, or no collective in it.
         series: the optimizers of an unedited script, in the order of their first steps.
     """
 
@@ -213,6 +218,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     kernels: Kernels = field(default_factory=dict)
     collectives: dict[CollectiveKind, CollectiveFacts] = field(default_factory=dict)
     costs: list[CostsOfRanks] = field(default_factory=list)
+    schedules: list[ScheduleOfRanks] = field(default_factory=list)
     series: list[SeriesFacts] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -225,6 +231,14 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         if len(self.memory_bytes) != len(self.memory_growth_bytes):
             counts = f"{len(self.memory_growth_bytes)} values for {len(self.memory_bytes)} of memory_bytes"
             raise ValueError(f"memory_growth_bytes: got {counts}, allowed is one per rank")
+
+    def condensed(self, *, has_names: bool) -> LaunchFacts:
+        """Return what a baseline keeps of these facts."""
+        series = [one.condensed(has_names=has_names) for one in self.series]
+        costs = [group.replace(costs=group.costs.replace(places={})) for group in self.costs]
+        if has_names:
+            return self.replace(series=series)
+        return self.replace(series=series, costs=costs, schedules=[group.condensed() for group in self.schedules])
 
     @property
     def device(self) -> str:
@@ -252,6 +266,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     broken_down = _breakdown(result, float(p50))
     exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
     in_use = _memory_in_use(result.memory_bytes)
+    graphs = [None if costs is None else costs.graph for costs in result.costs]
     optimized = [rank.series for rank in result.ranks]
     series = series_facts(optimized)
     has_messages, is_simulated = any(one and one.collectives for one in result.costs), bool(result.simulated)
@@ -265,6 +280,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
             blocked_by=_blocking_call(result.head_start),
             late_steps=_late_steps(result),
             overlap_problem=result.overlap_problem,
+            graph_problem=next((text for graph in graphs if graph and (text := graph.problem)), ""),
             optimizers=described(series, len(optimized), has_messages=has_messages, is_simulated=is_simulated),
             replicas=diverged(optimized),
         ),
@@ -292,6 +308,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         costs=distinct_costs(result.costs, result.simulated or range(len(result.ranks))),
+        schedules=distinct_schedules(graphs, result.simulated or range(len(result.ranks))),
         series=series,
     )
 

@@ -105,10 +105,11 @@ def _evened(ranks: list[RankResult]) -> list[RankResult]:
 
     Where rank 0 alone steps an optimizer, as a learner does among actors, it is returned alone.
     """
-    if ranks[0].series and not any(rank.series for rank in ranks[1:]):
+    is_observed = [any(one.is_main for one in rank.series) for rank in ranks]
+    if is_observed[0] and not any(is_observed[1:]):
         return ranks[:1]
     is_even = len({(len(rank.step_times_ms), len(rank.profile.steps), rank.profile.problem) for rank in ranks}) == 1
-    if is_even or not all(rank.series for rank in ranks):
+    if is_even or not all(is_observed):
         return ranks
     count = min(len(rank.step_times_ms) for rank in ranks)
     shortest = min(ranks, key=lambda rank: sum(series.num_steps for series in rank.series))

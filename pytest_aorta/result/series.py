@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -105,6 +105,8 @@ class HashedParts(Model, frozen=True, omit_defaults=True):
 
 class Series(Model, frozen=True, omit_defaults=True):
     """Record of one optimizer of an unedited script on one rank; steps are counted from its first one.
+
+    That of a workload has the settings and samples of its measured steps alone.
 
     Attributes:
         optimizer: the class of the optimizer.
@@ -322,7 +324,9 @@ def described(
     if len(facts) > 1 or (alone and not has_messages):
         found.append(f"{counted(len(facts), 'optimizer')}: {_listed([str(one) for one in facts])}")
         found += [f"there is no collective in the steps of {_listed(alone)}"] if alone else []
-    if facts and not (is_simulated or any(any(one.loss) for one in facts)):
+    # The steps of a workload are not those of an optimizer alone, and their losses are the result's.
+    is_observed = any(one.is_main for one in facts)
+    if is_observed and not (is_simulated or any(any(one.loss) for one in facts)):
         found.append("no loss is recorded, since the script calls no backward() of one; torch.autograd.grad has none")
     return "; ".join(found)
 
@@ -439,11 +443,23 @@ def _other_parameters(here: HashedParts, there: HashedParts, step: str) -> str:
     A launch has hashes of tensors for its first hashed steps and the last one, and for one set of tensors.
     """
     one, two = hashes_by_name(here, there, step)
-    names = [f"{name} is new" for name in one if name not in two]
-    names += [f"{name} is gone" for name in two if name not in one]
+    names = came_or_went([*one], [*two])
     names += [name for name in one if name in two and one[name] != two[name]]
+    return f": {some_of(names)}" if names else ""
+
+
+def came_or_went(here: Collection[str], there: Collection[str]) -> list[str]:
+    """Return which names only one side has; none if a side has as many as are kept, or none at all."""
+    if not (0 < len(here) < _MOST_PARAMETERS and 0 < len(there) < _MOST_PARAMETERS):
+        return []
+    new, gone = ([name for name in one if name not in two] for one, two in ((here, there), (there, here)))
+    return [*(f"{name} is new" for name in new), *(f"{name} is gone" for name in gone)]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return a few names, and how many others there are."""
     more = f" and {counted(len(names) - _MOST_NAMED, 'other')}" if len(names) > _MOST_NAMED else ""
-    return f": {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _when(step: int | str) -> str:

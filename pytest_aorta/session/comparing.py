@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -64,7 +64,7 @@ class RunningComparison:
         launches = tuple(self._compared(side, result) for side, result in self.results.items())
         self.comparison = Comparison(case, kind, platform, candidate.workload, launches, baseline=baseline)
         self.steps = 0
-        self.locates = self.options.locate
+        self.locates = not self.options.no_locate
         self.version = "" if others else self.options.ab or ""
 
     @cached_property
@@ -120,11 +120,6 @@ class RunningComparison:
         """
         launch = self.launcher.launch_of(self.results.get(side, self.results[Side.CANDIDATE]))
         return self.launcher.repeat(launch, reference=side not in self.results, **capture(launch.request)).result
-
-    def judge(self, launched: Mapping[Side, LaunchFacts], metrics: Collection[str]) -> Verdicts:
-        """Return the verdicts on metrics by one launch of each side, or of the candidate if the other is a baseline."""
-        here, *others = ([facts] for facts in launched.values())
-        return self.paired(metrics).judge(here, others[0]) if others else self.stored.judge(here)
 
     def judge_steps(self, steps: int, metrics: Collection[str]) -> Verdicts:
         """Return the verdicts on the bits of the first steps of both sides; a difference is then located by step."""
@@ -195,4 +190,5 @@ class RunningComparison:
         commit = [*found[:2], *(["deleted since"] if found and not file.exists() else [])]
         options = [word for word in self.options.repeated if not word.startswith("--aorta-ab=")]
         test = self.options.argument_of(self.launcher.test.record.nodeid)
-        return Repeated(test, options, tuple(commit), has_later)
+        version = self.options.ab or ""
+        return Repeated(test, options, tuple(commit), has_later, version, is_stored=self.old is not None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,16 +18,15 @@ from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.bitwise import (
     HASH_OPERATORS_STEP,
-    LOCATE,
     first_difference,
     locate_first,
     locate_non_finite,
     other_keys,
     read_all_operators,
 )
-from pytest_aorta.verdict.metrics import METRICS, metric_of
+from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Note, NoteKind, Verdict
+from pytest_aorta.verdict.verdicts import Note, Verdict
 
 if TYPE_CHECKING:
     from pytest_aorta.session.comparing import RunningComparison
@@ -50,90 +48,40 @@ def hashes_weights(running: RunningComparison) -> bool:
     return all(record is not None and record.hash_weights for record in records)
 
 
-@dataclass(frozen=True)
-class _Locator:
-    """A way to locate changes by one more launch of the code, and of what it is compared with in pairs.
-
-    Attributes:
-        aim: What is found.
-        choose: Returns those of the failing verdicts that it locates.
-        capture: Returns the changes of a request for this launch.
-        name: Enters what the launches show, given the verdicts and the facts of each side, and returns a note on it.
-    """
-
-    aim: str
-    choose: Callable[[RunningComparison, Sequence[Verdict]], list[Verdict]]
-    capture: Capture
-    name: Callable[[RunningComparison, Sequence[Verdict], Mapping[Side, LaunchFacts]], str]
-
-
-def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) -> list[Verdict]:
-    if not running.results[Side.CANDIDATE].ranks[0].series or not hashes_weights(running):
-        return []
-    hashed = (row for row in failing if row.metric in METRICS and METRICS[row.metric].hashed)
-    return [row for row in hashed if row.outcome is Outcome.REGRESSION]
+def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
+    """Enter into a comparison where its failing verdicts come from, by further launches unless these are declined."""
+    if running.steps and failing:
+        _locate_step(running, failing)
+    elif running.locates and (row := next(_hashed_in_script(running, failing), None)):
+        compared = running.comparison
+        sides = list(Side) if row.reference.is_ab else [Side.CANDIDATE]
+        try:
+            launched = {side: running.again(side, every_step).facts for side in sides}
+        except (LaunchError, SpecError) as error:
+            notes = (*compared.notes, Note(f"not located, because a launch failed: {error}"))
+            running.comparison = compared.replace(notes=notes)
+        else:
+            located = row.replace(detail=_on_weights(running, METRICS[row.metric].hashed, launched))
+            rows = (located if one == row else one for one in compared.rows)
+            running.comparison = compared.replace(rows=tuple(rows))
 
 
-def _name_weights(running: RunningComparison, rows: Sequence[Verdict], launched: Mapping[Side, LaunchFacts]) -> str:
-    row = rows[0]
-    kind = METRICS[row.metric].hashed
-    # The launch of the baseline that has the hashes of every step.
+def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) -> Iterator[Verdict]:
+    if running.results[Side.CANDIDATE].ranks[0].series and hashes_weights(running):
+        hashed = (row for row in failing if row.metric in METRICS and METRICS[row.metric].hashed)
+        yield from (row for row in hashed if row.outcome is Outcome.REGRESSION)
+
+
+def _on_weights(running: RunningComparison, kind: str, launched: Mapping[Side, LaunchFacts]) -> str:
+    """Return which ``kind`` of tensors differs first, by launches with the hashes of every step."""
     there = launched.get(Side.REFERENCE) or max(running.old.center_launches if running.old else (), key=_num_hashes)
     where = first_other_weights(launched[Side.CANDIDATE].series, there.series, kind)
     same = f"no {kind} differ, so launches of the same code differ"
-    located = row.replace(detail=f"launched once more with hashes of every step: {where or same}")
-    known = running.comparison.rows
-    running.comparison = running.comparison.replace(rows=tuple(located if one == row else one for one in known))
-    return ""
+    return f"launched once more with hashes of every step: {where or same}"
 
 
 def _num_hashes(facts: LaunchFacts) -> int:
     return sum(len(series.weights) for series in facts.series)
-
-
-def _changed_costs(running: RunningComparison, failing: Sequence[Verdict]) -> list[Verdict]:
-    del running
-    changed = (Outcome.REGRESSION, Outcome.IMPROVED)
-    return [row for row in failing if metric_of(row.metric).cost and row.outcome in changed]
-
-
-def _name_places(running: RunningComparison, rows: Sequence[Verdict], launched: Mapping[Side, LaunchFacts]) -> str:
-    judged = running.judge(launched, [row.metric for row in rows]).rows
-    found = {(row.metric, row.outcome, row.value): row.detail for row in judged}
-    named = [
-        row.replace(detail=found.get((row.metric, row.outcome, row.value), row.detail))
-        for row in running.comparison.rows
-    ]
-    running.comparison = running.comparison.replace(rows=tuple(named))
-    return ""
-
-
-_LOCATORS = (
-    _Locator("find the step, the parameters and the rank", _hashed_in_script, every_step, _name_weights),
-    _Locator(
-        "name the lines and modules of these costs", _changed_costs, lambda _: {"locates_costs": True}, _name_places
-    ),
-)
-
-
-def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
-    """Enter into a comparison where its failing verdicts come from, by further launches if these are asked for."""
-    if running.steps and failing:
-        return _locate_step(running, failing)
-    for locator in _LOCATORS:
-        if not (rows := locator.choose(running, failing)):
-            continue
-        notes = [Note(f"{LOCATE} launches once more to {locator.aim}", NoteKind.LOCATE)]
-        if running.locates:
-            sides = list(Side) if rows[0].reference.is_ab else [Side.CANDIDATE]
-            try:
-                launched = {side: running.again(side, locator.capture).facts for side in sides}
-                text = locator.name(running, rows, launched)
-            except (LaunchError, SpecError) as error:
-                text = f"not located, because a launch failed: {error}"
-            notes = [Note(text)] if text else []
-        running.comparison = running.comparison.replace(notes=(*running.comparison.notes, *notes))
-    return None
 
 
 def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None:
@@ -144,13 +92,13 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
         side = Side.CANDIDATE if result is here else Side.REFERENCE
         return running.again(side, lambda request: {"config": {**request.config, **changes}})
 
-    found = [Note(f"config: {keys}")] if (keys := other_keys(here, there)) else []
+    found = [f"config: {keys}"] if (keys := other_keys(here, there)) else []
     different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
     if difference := first_difference(here, there, running.steps, different):
         shared = here.config.keys() & there.config.keys() if all(map(launcher.find, (here, there))) else ()
         found += locate_first(here, there, difference, shared, again if running.locates else None, launcher.folder_of)
     workload = " against ".join(dict.fromkeys([here.workload, there.workload]))
-    running.comparison = running.comparison.replace(workload=workload, notes=tuple(found))
+    running.comparison = running.comparison.replace(workload=workload, notes=tuple(map(Note, found)))
 
 
 def locate_not_finite(

@@ -121,7 +121,7 @@ def _hashed_again(running: RunningComparison, *, is_alone: bool) -> LaunchFacts 
     lines: list[str] = []
     for other in same:
         if first := first_difference(other, result, result.total_iterations, ["weight_hash"]):
-            lines = [str(note) for note in locate_first(other, result, first, (), None, launcher.folder_of)]
+            lines = locate_first(other, result, first, (), None, launcher.folder_of)
             break
     else:
         # A hash of all optimizers would not do: it covers those that were hashed in a step.

@@ -1,6 +1,7 @@
 """Comparisons that ask for launches until they are final, and the text of one that failed."""
 
 import math
+import os
 import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,12 +9,14 @@ from typing import TypeAlias, TypeVar
 
 from pytest_aorta.common.errors import AortaError, WorkloadFailed
 from pytest_aorta.common.text import counted
+from pytest_aorta.plan.device_kind import VISIBLE_VARIABLES
 from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import MetricKind, Origin, metric_of
+from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
     DIFFERS,
@@ -21,7 +24,6 @@ from pytest_aorta.verdict.verdicts import (
     Missing,
     NoteKind,
     Reason,
-    Unrecorded,
     Verdict,
     Verdicts,
     format_change,
@@ -105,9 +107,10 @@ def _is_for_pairs(row: Verdict, comparison: StoredComparison) -> bool:
     # Pairs have less noise, so an A/B can decide what further launches against the stored baseline could not.
     if row.outcome is Outcome.INCONCLUSIVE and comparison.max_launches > 1:
         return True
-    # The baseline comes from another machine, hour or launcher, or was too noisy.
+    # There is no baseline of these launches, or it comes from another machine, hour or launcher, or was too noisy.
+    is_new = isinstance(row.state, Missing) and row.state.unrecorded is not None
     is_asked = row.metric in comparison.marked or row.not_applicable is Reason.UNMARKED_CPU_TIMES
-    return row.not_applicable is Reason.NOISY or (row.not_applicable is not None and is_asked)
+    return is_new or row.not_applicable is Reason.NOISY or (row.not_applicable is not None and is_asked)
 
 
 def joined(stored: Verdicts, paired: Verdicts) -> Verdicts:
@@ -151,6 +154,8 @@ class Repeated:
         commit: The commit that last changed the baseline, shortened, how long ago, and whether the file has been
             deleted since; empty without one.
         has_later: Whether other commits followed.
+        version: The version that ``--aorta-ab`` names; empty without one.
+        is_stored: Whether there is a baseline, which another one would replace.
         is_recording: Whether the test records its baseline.
     """
 
@@ -158,28 +163,40 @@ class Repeated:
     options: Sequence[str] = ()
     commit: tuple[str, ...] = ()
     has_later: bool = False
+    version: str = ""
+    is_stored: bool = True
     is_recording: bool = False
 
     def command(self, *words: str) -> str:
-        """Return the command that runs the test again, with further options."""
-        return shlex.join(["pytest", self.test, *self.options, *words])
+        """Return the command that runs the test again on the visible devices, with further options."""
+        limits = [f"{name}={value}" for name in VISIBLE_VARIABLES if (value := os.environ.get(name))]
+        return shlex.join([*limits, "pytest", self.test, *self.options, *words])
+
+    def in_pairs(self, *words: str) -> str:
+        """Return the command that launches in turn with the version of this run, or the recorded one."""
+        known = self.version or (self.commit[0] if self.commit else "HEAD")
+        return self.command(f"--aorta-ab={known}", *words)
+
+    def record(self) -> str:
+        """Return the command that records the baseline, which says so if it replaces one."""
+        if not self.is_stored or self.is_recording:
+            return self.command("--update-baselines")
+        return f"{self.command(*RESET.split())}  # replaces the baseline"
 
 
 # The reason why a metric was not compared -> what makes it comparable, the surest first: a label, a text before the
-# command, and the words of the command.
-_RECORD_AGAIN = ("--update-baselines", "--aorta-record=replace")
-_IN_PAIRS = ("--aorta-ab=HEAD",)
-_REMEDIES: dict[Reason, tuple[str, str, tuple[str, ...]]] = {
-    **dict.fromkeys((Reason.ENVIRONMENT, Reason.VERSIONS, Reason.LAUNCHER), ("accept", "", _RECORD_AGAIN)),
-    **dict.fromkeys((Reason.NOISY, Reason.OLD_CPU_TIMES), ("confirm", "", _IN_PAIRS)),
+# command, and the command.
+_REMEDIES: dict[Reason, tuple[str, str, Callable[[Repeated], str] | None]] = {
+    **dict.fromkeys((Reason.ENVIRONMENT, Reason.VERSIONS, Reason.LAUNCHER), ("accept", "", Repeated.record)),
+    **dict.fromkeys((Reason.NOISY, Reason.OLD_CPU_TIMES), ("confirm", "", Repeated.in_pairs)),
     Reason.NOT_REPRODUCIBLE: (
         "next",
         "call torch.manual_seed(0) and torch.use_deterministic_algorithms(True) before the model is built, then ",
-        _RECORD_AGAIN,
+        Repeated.record,
     ),
-    Reason.UNMARKED_CPU_TIMES: ("next", "add @pytest.mark.tolerance(step_time_p50='10%'), then ", _IN_PAIRS),
-    Reason.HEAD_START: ("next", "add @pytest.mark.tolerance(step_time_mean='5%')", ()),
-    Reason.TRACE: ("next", "profile fewer steps", ()),
+    Reason.UNMARKED_CPU_TIMES: ("next", "add @pytest.mark.tolerance(step_time_p50='10%'), then ", Repeated.in_pairs),
+    Reason.HEAD_START: ("next", "add @pytest.mark.tolerance(step_time_mean='5%')", None),
+    Reason.TRACE: ("next", "profile fewer steps", None),
 }
 
 
@@ -205,14 +222,15 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
         lines.append(f"Missing: {unrecorded[0].detail}")
     facts = [("measured", _measured(comparison, rows)), *_causes(others, is_any=bool(failing))]
     notes = [note for note in comparison.notes if note.kind is not NoteKind.EDIT]
-    facts += [*_fewer(comparison, failing), *((note.kind, note.text) for note in notes)]
+    facts += [*_changed(comparison), *((note.kind, note.text) for note in notes)]
     if version := next((row.reference.name for row in rows if row.reference.is_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
     elif comparison.baseline and not (again and again.is_recording):
         facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
     if again is not None:
         facts += _commands(comparison, rows, again)
-    edited = [note.text for note in comparison.notes if note.kind is NoteKind.EDIT]
+    edited = tuple(note.text for note in comparison.notes if note.kind is NoteKind.EDIT)
+    facts = [(label, text) for label, text in facts if not text.endswith(edited)]
     return "\n".join([*edited, *lines, *(f"  {label:<8}  {text}" for label, text in facts)])
 
 
@@ -237,16 +255,15 @@ def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
 def _causes(rows: Sequence[Verdict], *, is_any: bool) -> Iterator[tuple[str, str]]:
     """Yield the explanations that the verdicts' own lines do not contain; of several metrics, each names its metric."""
     for row in rows:
-        if row.detail and (row.is_compared or not is_any):
+        if row.detail and not (is_any and (not row.is_compared or row.detail in row.headline)):
             yield "cause", row.detail if len(rows) == 1 else f"{row.metric}: {row.detail}"
 
 
-def _fewer(comparison: Comparison, failing: Sequence[Verdict]) -> Iterator[tuple[str, str]]:
-    """Yield the costs that went down beside a regression: a collective that has gone may be its cause."""
-    if any(row.outcome is Outcome.REGRESSION for row in failing):
-        for row in comparison.rows:
-            if row.outcome is Outcome.IMPROVED and metric_of(row.metric).cost is not None:
-                yield "changed", f"{row.metric} {row.change} ({row.both}){f': {row.reason}' if row.reason else ''}"
+def _changed(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield what went down beside a regression: a collective that has gone may be its cause."""
+    for row in comparison.rows:
+        if row.outcome is Outcome.CHANGED:
+            yield "changed", f"{row.metric} {row.change} ({row.both}){f': {row.reason}' if row.reason else ''}"
 
 
 def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) -> Iterator[tuple[str, str]]:
@@ -256,22 +273,23 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     reasons |= {Reason.UNMARKED_CPU_TIMES for row in present if row.tolerance.origin is Origin.GROSS}
     version = next((row.reference.name for row in present if row.reference.is_ab), None)
     is_noisy, is_stored = any(row.low is not None for row in present), bool(comparison.baseline)
-    if is_noisy and is_stored and version is None:
-        yield "confirm", again.command(f"--aorta-ab={again.commit[0] if again.commit else 'HEAD'}")
+    if is_noisy and is_stored and not again.version:
+        yield "confirm", again.in_pairs()
     elif Outcome.INCONCLUSIVE in outcomes:
-        yield "confirm", again.command("--aorta-max-launches=12")
-    if is_stored and version is None and not reasons.isdisjoint(DIFFERS):
+        repeat = again.in_pairs if again.version else again.command
+        yield "confirm", repeat("--aorta-max-launches=12")
+    if is_stored and not again.version and not reasons.isdisjoint(DIFFERS):
         yield "compare", again.command("--aorta-ab=python:PATH")
     good = version or (again.commit[0] if again.commit else "")
     is_bisectable = again.has_later if version is None else version != "HEAD" and not version.startswith(PYTHON_PREFIX)
     if Outcome.REGRESSION in outcomes and is_stored and good and is_bisectable:
         yield "find", shlex.join(["aorta", "bisect", good, "HEAD", "--", again.test, *again.options])
-    if is_stored and (outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}):
-        yield "accept", again.command(*_RECORD_AGAIN)
-    elif any(row.remedy for row in rows):
-        if replaces := any(isinstance(row.state, Missing) and row.state.unrecorded is Unrecorded.STEPS for row in rows):
-            yield "note", "if the other number of steps is intended, replace what was recorded:"
-        yield "accept", again.command(*(_RECORD_AGAIN if replaces else _RECORD_AGAIN[:1]))
-    elif is_stored and (remedy := next((how for reason, how in _REMEDIES.items() if reason in reasons), None)):
-        label, text, words = remedy
-        yield label, text + (again.command(*(_RECORD_AGAIN[:1] if again.is_recording else words)) if words else "")
+    remedy = next((how for reason, how in _REMEDIES.items() if reason in reasons), None)
+    if any(row.remedy for row in rows) or (is_stored and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}):
+        yield "accept", again.record()
+    elif is_stored and remedy:
+        label, text, command = remedy
+        command = command and (Repeated.record if again.is_recording else command)
+        # What runs in turn with another version already is compared if a marker asks for it.
+        if text or not again.version:
+            yield label, text + (command(again) if command else "")

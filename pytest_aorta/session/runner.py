@@ -82,12 +82,13 @@ class WorkloadRunner(DistributedWorld):
 
         With ``steps``, the loss, gradient norm and weight hash of each of the first ``steps`` measured steps must be
         bitwise equal. Mappings that set no other values are launched with this number of steps, without warmup and with
-        a hash after each step. The first difference is located. With ``locate`` (default: ``--aorta-locate``), both
-        variants are launched once more to locate it. ``metrics`` limits the comparison to the named metrics.
+        a hash after each step. The first difference is located. Both variants are launched once more to
+        locate it, unless ``locate`` is False (default: ``--aorta-no-locate``). ``metrics`` limits the comparison to the
+        named metrics.
 
         Without ``steps``, ``metrics`` names metrics of launches. The default is the metrics that a comparison with a
         baseline would use. Metrics with noise need more launches: both variants are launched alternately, up to
-        ``--aorta-max-launches`` pairs. With ``locate``, a further launch of each names the lines of changed costs.
+        ``--aorta-max-launches`` pairs.
 
         ``label`` names the comparison in reports and in the history. If a test compares several times with one label,
         later comparisons are numbered from 2.

@@ -200,7 +200,7 @@ class DistributedWorld:
         try:
             return self._returned(self.launcher.launch(request, version).result)
         except LaunchError as error:
-            lines = locate_not_finite(self.launcher, request, version, error) if self._options.locate else []
+            lines = locate_not_finite(self.launcher, request, version, error) if not self._options.no_locate else []
             if not lines:
                 raise
             text = "\n".join([str(error), *lines])

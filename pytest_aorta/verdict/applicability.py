@@ -1,6 +1,6 @@
 """The choice of metrics to compare, and the reasons why two launches can't be compared by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.facts import LaunchFacts
@@ -23,19 +23,23 @@ from pytest_aorta.verdict.verdicts import Reason
 
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
+# Metrics that the step's schedule decides where ranks compute on shared CPUs, whose times are noise.
+_SCHEDULED_ON_CPU = ("overlap_ratio", "exposed_comm_ms")
 # Costs that another version of torch changes, and the libraries whose versions count.
 _OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
 # What needs data or a clock that a simulated world lacks.
 NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC, MetricKind.OWN)
 
 
-def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
+def choose_tolerances(
+    marked: Mapping[str, Tolerance], *facts: LaunchFacts, asked: Collection[str] = ()
+) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
     These are the metrics that a tolerance names, and the metrics with a default tolerance that any launch has. Other
     metrics that the workload or script records are compared for presence if there is a launch to compare with. The
-    launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are
-    left.
+    launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs and
+    schedules are left. On CPU ranks, timed overlap is left out beside a schedule unless it is ``asked`` for.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
@@ -49,18 +53,20 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"tolerance of {name}: {num_steps} steps were measured, but {name} needs at least "
                 f"{least}; measure more steps, or use step_time_tail5"
             )
-    is_timed = any(metric_of(name).kind is MetricKind.TIMING for name in marked)
+    # Who names a time has said which change of speed counts; a launch alone has nothing to differ from.
+    is_gross = len(facts) > 1 and not any(metric_of(name).kind is MetricKind.TIMING for name in marked)
     for name, metric in METRICS.items():
         is_of_cpu = metric.kind is MetricKind.TIMING and {launch.device for launch in facts} == {"cpu"}
-        # Who names a time has said which change of speed counts.
-        default, needed = (None if is_timed else metric.on_cpu, all) if is_of_cpu else (metric.default, any)
+        default, needed = (metric.on_cpu if is_gross else None, all) if is_of_cpu else (metric.default, any)
         if name not in chosen and default is not None and needed(_has(metric, launch) for launch in facts):
             chosen[name] = marked.get(name, default)
     if len(facts) > 1:
         chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
     left_out = NOT_SIMULATED if facts[0].simulated else ()
+    timed = _SCHEDULED_ON_CPU if facts[0].device == "cpu" and facts[0].schedules else ()
     names = [*METRICS, *sorted(chosen.keys() - METRICS.keys())]
-    kept = {name: chosen[name] for name in names if name in chosen and metric_of(name).kind not in left_out}
+    names = [name for name in names if name in chosen and (name in asked or name not in timed)]
+    kept = {name: chosen[name] for name in names if metric_of(name).kind not in left_out}
     if left_out and not kept:
         raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
     return kept
@@ -98,7 +104,9 @@ def known_to(
     def is_lacking(metric: Metric) -> bool:
         if metric.cost is not None:
             return lacks_costs
-        return (metric.is_growth and is_variant) or (metric.is_new and metric.measure(other) is None)
+        return (is_variant and bool(metric.is_growth or metric.scheduled)) or (
+            metric.is_new and metric.measure(other) is None
+        )
 
     return {name: found for name, found in tolerances.items() if name in marked or not is_lacking(metric_of(name))}
 

@@ -98,16 +98,12 @@ class Baseline(Model, frozen=True):
         return [tuple(stored.facts for stored in self.launches if stored.revision == number) for number in numbers]
 
     def condensed(self) -> Baseline:
-        """Return the baseline as it is stored: the first center launch alone names tensors, and metrics are counted."""
+        """Return the baseline as it is stored: the first center launch alone has names of tensors and places of costs.
+
+        The values of metrics are counted.
+        """
         named = next(stored for stored in self.launches if stored.center)
-        launches = (
-            stored.replace(
-                facts=stored.facts.replace(
-                    series=[series.condensed(has_names=stored is named) for series in stored.facts.series]
-                )
-            )
-            for stored in self.launches
-        )
+        launches = (stored.replace(facts=stored.facts.condensed(has_names=stored is named)) for stored in self.launches)
         return self.replace(launches=tuple(launches), measured=num_measured(self.center_launches))
 
 
@@ -294,8 +290,8 @@ def orphans(
         # False for text that is no path
         if is_gone or not os.path.exists(rootdir / file):  # noqa: PTH110
             found.append(
-                f"{path}: unused: the test {test} does not exist; delete the file, or if the test was moved, run "
-                f"aorta baselines move"
+                f"{path}: unused: the test {test} does not exist; delete the file, or if the test was moved, write "
+                f"its new node id into the file and run aorta baselines upgrade"
             )
         # A test may compare other cases on another platform.
         elif platforms.get(test, baseline.platform) == baseline.platform and baseline.case not in used_cases.get(

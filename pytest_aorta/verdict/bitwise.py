@@ -30,8 +30,6 @@ from pytest_aorta.verdict.verdicts import (
     Missing,
     MissingPart,
     NotApplicable,
-    Note,
-    NoteKind,
     Reason,
     ReferenceKind,
     State,
@@ -46,8 +44,6 @@ Calls: TypeAlias = Sequence[OperatorCall]
 Again: TypeAlias = Callable[[WorkloadResult, Mapping[str, Any]], WorkloadResult]
 # Returns the run folder of a result; None if it is not known.
 FolderOf: TypeAlias = Callable[[WorkloadResult], Path | None]
-# The option of a further launch that locates a difference.
-LOCATE = "--aorta-locate"
 # The config keys that make a workload hash single tensors.
 HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
 # The config key that makes a workload capture every operator of a step.
@@ -192,26 +188,22 @@ def locate_first(
     config_keys: Collection[str],
     again: Again | None,
     folder_of: FolderOf,
-) -> list[Note]:
-    """Return notes on the location of the difference.
+) -> list[str]:
+    """Return lines on the location of the difference.
 
     The location comes from the results, or from one more launch of each side by ``again``; None allows no launch.
     ``config_keys`` are the config keys that both sides have, and ``folder_of`` returns the run folder of a result.
     """
     step = difference.step
     lines = [f"first difference: step {step}, {difference.metric}"]
-    further: list[Note] = []
     can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
     can_capture = HASH_OPERATORS_STEP in config_keys
     is_hashed = all(_has_hashes(result, step) for result in (candidate, reference))
     if again is None or not (can_hash or can_capture) or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
-        if not found and (can_hash or can_capture):
-            text = f"{LOCATE} launches both once more to find the parameter and the module in step {step}"
-            further = [Note(text, NoteKind.LOCATE)]
-        elif not found and again is not None:
+        if not found and again is not None:
             found = [f"not located further: a side has no config keys {HASH_OPERATORS_STEP} and {HASH_TENSORS}"]
-        return [*map(Note, lines + found), *further]
+        return lines + found
     at: int | None = step
     while at is not None:
         changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: at} if can_hash else {}
@@ -221,7 +213,7 @@ def locate_first(
             there, here = again(reference, changes), again(candidate, changes)
         except LaunchError as error:
             lines += locate(candidate, reference, step, folder_of)
-            return [*map(Note, lines), Note(f"not located further, because a launch failed: {error}")]
+            return [*lines, f"not located further, because a launch failed: {error}"]
         repeated = first_difference(here, there, max(step, here.total_iterations), [difference.metric])
         if repeated != difference:
             is_captured = can_capture and at == step
@@ -230,7 +222,7 @@ def locate_first(
         # The operators of an earlier step whose tensors differ are captured by launches of their own.
         if (at := _first_earlier(here, there, at)) is not None:
             lines.append(f"tensors differ in step {at} already")
-    return [*map(Note, lines + found)]
+    return lines + found
 
 
 def _now(repeated: Difference | None, step: int, *, is_captured: bool) -> str:

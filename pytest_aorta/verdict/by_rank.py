@@ -17,15 +17,15 @@ from statistics import median
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
+from pytest_aorta.result.trace.profiled_steps import Cost, Counts, by_rank
 from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
 from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance, Value
 from pytest_aorta.verdict.noise import RESET
-from pytest_aorta.verdict.rows import STALE, Row
+from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import MissingPart, Reason, Verdict
 
-_MOST_NAMED, _MOST_PLACES = 6, 4
+_MOST_NAMED = 6
 # A cost whose parts have the places of those of another one.
 _PLACED_AS = {Cost.COLLECTIVE_BYTES: Cost.COLLECTIVES, Cost.FLOPS: Cost.OPERATORS}
 _LINE = re.compile(r":\d+")
@@ -76,8 +76,8 @@ class _Change:
 
 def judge_costs(row: Row, cost: Cost) -> Verdict:
     """Return the verdict on a cost: a regression if any rank of any launch costs more than allowed."""
-    varying = _varying(row.others, cost)
-    changes = [change for launch in row.launches for change in _changes(launch, row.others[-1], cost, varying)]
+    left_out = varying(row.others, cost)
+    changes = [change for launch in row.launches for change in _changes(launch, row.others[-1], cost, left_out)]
     if not changes:  # of a simulated world, some ranks are launched
         here, there = (
             [rank for group in side[-1].costs for rank in group.ranks] for side in (row.launches, row.others)
@@ -89,22 +89,24 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     # Of ranks that pass, the one with the largest cost is shown.
     worst = max(deciding, key=lambda change: change.totals[1] if outcome is Outcome.PASS else change.excess)
     before, after = worst.totals
+    is_gone = cost is Cost.COLLECTIVES and any(name not in worst.after for name in worst.parts)
+    launch = row.launches[-1]
+    if outcome is Outcome.IMPROVED and is_gone and not (launch.weight_hashes and is_reproducible(launch)):
+        outcome = Outcome.REGRESSION
     details = [_text(row, cost, worst, changes)] if worst.parts else []
     if worst.parts and (other := other_versions(row.launches[0], row.others[-1], str(row.reference))):
         details.append(f"{other}, which can be the cause")
-    if varying:
-        named = ", ".join(sorted(varying)[:_MOST_NAMED]) + (", ..." if len(varying) > _MOST_NAMED else "")
+    if left_out:
+        named = ", ".join(sorted(left_out)[:_MOST_NAMED]) + (", ..." if len(left_out) > _MOST_NAMED else "")
         details.append(f"left out, since it differs between launches of the {row.reference}: {named}")
     unknown = {name for group in row.launches[0].costs for name in group.costs.without_flops}
     if unknown and cost is Cost.FLOPS:
         details.append(f"no formula is known for {brief(', '.join(sorted(unknown)))}, which counts as 0")
-    if outcome is Outcome.IMPROVED:
-        details.append(STALE)
     delta = after / before - 1 if before else None
     return row.decided(outcome, float(after), float(before), "; ".join(details), delta)
 
 
-def _varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
+def varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
     """Return the parts that differ between launches of unchanged code on any rank."""
     known = [by_rank(launch.costs, cost) or {} for launch in launches]
     first = known[0]
@@ -112,10 +114,10 @@ def _varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
     return {name for one, other in pairs for name, _ in one.items() ^ other.items()}
 
 
-def _changes(launch: LaunchFacts, other: LaunchFacts, cost: Cost, varying: set[str]) -> list[_Change]:
+def _changes(launch: LaunchFacts, other: LaunchFacts, cost: Cost, left_out: set[str]) -> list[_Change]:
     here, there = by_rank(launch.costs, cost) or {}, by_rank(other.costs, cost) or {}
     return [
-        _Change(rank, *({name: side[rank][name] for name in side[rank].keys() - varying} for side in (there, here)))
+        _Change(rank, *({name: side[rank][name] for name in side[rank].keys() - left_out} for side in (there, here)))
         for rank in sorted(here.keys() & there.keys())
     ]
 
@@ -123,7 +125,7 @@ def _changes(launch: LaunchFacts, other: LaunchFacts, cost: Cost, varying: set[s
 def _text(row: Row, cost: Cost, worst: _Change, changes: Sequence[_Change]) -> str:
     """Return what came and what went on the worst rank, and the ranks on which it did unless it did on all of them."""
     parts = worst.parts
-    texts = [_part(row, cost, worst, name) + _places(row, cost, worst, name) for name in list(parts)[:_MOST_NAMED]]
+    texts = [_part(row, cost, worst, name) + _placed(row, cost, worst, name) for name in list(parts)[:_MOST_NAMED]]
     more = [f"{len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
     same = sorted({change.rank for change in changes if change.parts == parts})
     ranks = sorted({change.rank for change in changes})
@@ -162,24 +164,39 @@ def _part(row: Row, cost: Cost, change: _Change, name: str) -> str:
             return f"{sign} {name} x {abs(more)}"
 
 
-def _places(row: Row, cost: Cost, change: _Change, name: str) -> str:
-    """Return the places of the calls that came or went; of all calls, if the other side's places are not known."""
-    known = [
-        next((group.costs.places for group in side[-1].costs if change.rank in group.ranks), {})
-        for side in (row.launches, row.others)
-    ]
-    here, there = (places.get(_PLACED_AS.get(cost, cost), {}).get(name, {}) for places in known)
-    found, others = (here, there) if change.parts[name] > 0 else (there, here)
-    if all(known):
-        # A line that was added moves those below it.
-        more = _by_file(found) - _by_file(others)
-        found = {place: n for place, n in found.items() if n > others.get(place, 0) and _LINE.sub("", place) in more}
-    texts = [place + (f" x {calls}" if calls > 1 else "") for place, calls in found.items()]
-    every = "now " if not all(known) and change.before.get(name) else ""
-    return f" ({every}{', '.join(texts[:_MOST_PLACES])}{', ...' if len(texts) > _MOST_PLACES else ''})" if texts else ""
+def _placed(row: Row, cost: Cost, change: _Change, name: str) -> str:
+    place = place_of(row.launches, row.others, change.rank, cost, name, change.parts[name])
+    return f" ({place})" if place else ""
 
 
-def _by_file(places: Mapping[str, int]) -> Counter[str]:
+def place_of(
+    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], rank: int, cost: Cost, name: str, change: int
+) -> str:
+    """Return the place of most calls that came or went, and how many others there are; empty if it is not known."""
+    placed_as = _PLACED_AS.get(cost, cost)
+    sides = [_places(side, rank) for side in (launches, others)]
+    if not all(sides):
+        return ""
+    came, left = (side.get(placed_as, {}).get(name, {}) for side in (sides if change > 0 else reversed(sides)))
+    # A line that was added moves those below it, whose code stays the same.
+    more = _by_code(came) - _by_code(left)
+    calls = {place: min(number, more[_LINE.sub("", place)]) for place, number in came.items()}
+    places = sorted(
+        (place for place, number in calls.items() if number), key=lambda place: (place in left, -calls[place])
+    )
+    if not places:
+        return ""
+    others_too = f" and {counted(len(places) - 1, 'other line')}" if len(places) > 1 else ""
+    return f"{places[0]}{f' x {calls[places[0]]}' if calls[places[0]] > 1 else ''}{others_too}"
+
+
+def _places(launches: Sequence[LaunchFacts], rank: int) -> Mapping[Cost, Mapping[str, Counts]]:
+    """Return the places of the costs of a rank, if they are known; of a baseline, one launch has them."""
+    groups = (group.costs for launch in launches for group in launch.costs if rank in group.ranks)
+    return next((costs.places for costs in groups if costs.places), {})
+
+
+def _by_code(places: Mapping[str, int]) -> Counter[str]:
     found: Counter[str] = Counter()
     for place, calls in places.items():
         found[_LINE.sub("", place)] += calls

@@ -17,6 +17,7 @@ from pytest_aorta.verdict.applicability import has_costs
 from pytest_aorta.verdict.environment import changed_choice
 from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind, metric_of
 from pytest_aorta.verdict.noise import RESET, median_step_ms
+from pytest_aorta.verdict.schedules import cause_of_schedule, is_unchanged
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
 from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, Verdict
@@ -72,8 +73,8 @@ class Straggler:
             last = f"rank {self.rank} arrives last, its peers wait {self.increase_ms:.3g} ms/step longer"
             return f"no straggler: {late}; {last}"
         if self.increase_ms is None:
-            return f"others wait {self.lag_ms:.3g} ms/step for rank {self.rank}"
-        return f"others wait {self.increase_ms:.3g} ms/step longer for rank {self.rank} than in the {side}"
+            return f"rank {self.rank} is late: others wait {self.lag_ms:.3g} ms/step for it"
+        return f"rank {self.rank} is late: others wait {self.increase_ms:.3g} ms/step longer for it than in the {side}"
 
 
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
@@ -142,21 +143,32 @@ def notes_on(
     open_kinds = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.INCONCLUSIVE}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
-    found = [*([slow.note(side)] if slow else []), *_split_note(rows, launches, others), *notes(launches, others, side)]
+    late = Note(slow.note(side), NoteKind.CAUSE if slow.idle_ms is not None else NoteKind.EDIT) if slow else None
+    found = [*_split_note(rows, launches, others), *notes(launches, others, side)]
     is_time_alone = failed <= {MetricKind.TIMING} and MetricKind.TIMING in failed | open_kinds
     found += _canary_notes(launches, others, side) if is_time_alone else []
     uncompared = (Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side))
-    return (*map(Note, found), *uncompared), slow.rank if slow and slow.idle_ms is None else None
+    return (
+        *((late,) if late else ()),
+        *map(Note, found),
+        *uncompared,
+    ), slow.rank if slow and slow.idle_ms is None else None
 
 
 def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
-    """Yield lines on costs and buffers that are not compared, since one side lacks them, and on what was measured."""
-    here = launches[0].costs
+    """Yield lines on what is not compared, since one side lacks it, and on what was measured."""
+    here, graph = launches[0].costs, launches[0].description.graph_problem
     again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
         yield f"costs of a step are not compared: {problem}"
     elif here and others and not has_costs(others[-1]):
         yield f"costs of a step are not in the {side}{again}"
+    if graph:
+        yield f"the step's graph of streams is not compared: {graph}"
+    elif launches[0].schedules and others and not others[-1].schedules:
+        yield f"the step's graph of streams is not in the {side}{again}"
+    if unseen := dict.fromkeys(one for group in launches[0].schedules for one in group.schedule.unseen):
+        yield f"the step's graph of streams does not show {', '.join(unseen)}"
     if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
         yield f"buffers are not compared: the {side} has no hashes of them{again}"
     yield from dict.fromkeys(text for launch in launches if (text := launch.description.optimizers))
@@ -232,6 +244,7 @@ def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
     return known if len({len(lags) for lags in known}) == 1 else []
 
 
+UNCHANGED = "the step's graph of streams is unchanged, so kernels or the machine changed"
 # The metrics that exposed collectives explain.
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 # The metrics that slower kernels and collectives explain.
@@ -249,6 +262,8 @@ def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[Laun
     """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
     causes = []
     if metric in _BY_EXPOSURE:
+        unchanged = is_unchanged(launches, others)
+        causes.append(UNCHANGED if unchanged else cause_of_schedule(launches, others))
         causes.append(_exposure(launches, others))
     if metric in _BY_KERNELS:
         causes.append(moved(launches, others))

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.applicability import choose_tolerances, known_to, profiled
+from pytest_aorta.verdict.applicability import choose_tolerances, known_to, not_applicable, profiled
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth
 from pytest_aorta.verdict.causes import cause_of, notes_on, throttled
@@ -32,10 +32,12 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import STALE, Row
+from pytest_aorta.verdict.rows import Row
+from pytest_aorta.verdict.schedules import judge_schedules
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
+    Decided,
     MissingPart,
     Note,
     NoteKind,
@@ -68,8 +70,12 @@ class _Comparison(ABC):
             metric = metric_of(name, tolerance.direction)
             row = Row(self.case, metric, tolerance, reference, launches, others, len(launches), most)
             rows.append((decided or {}).get(name) or self._judge(row))
+        if any(row.outcome is Outcome.REGRESSION for row in rows):
+            changed = Decided(Outcome.CHANGED)
+            rows = [row.replace(state=changed) if row.outcome is Outcome.IMPROVED else row for row in rows]
         notes, suspect = notes_on(rows, launches, others, str(reference))
-        edited = edits(launches, others) if any(row.is_finding for row in rows) else ()
+        edited = edits(launches, others) if any(row.is_finding for row in rows) else []
+        edited += [row.detail for row in rows if metric_of(row.metric).is_growth and row.outcome is Outcome.REGRESSION]
         return Verdicts(self.case, tuple(rows), (*(Note(text, NoteKind.EDIT) for text in edited), *notes), suspect)
 
     def _judge_measured(self, row: Row) -> Verdict:
@@ -85,6 +91,8 @@ class _Comparison(ABC):
             return judge_curves(row, row.metric.curve)
         if row.metric.is_growth:
             return judge_growth(row)
+        if row.metric.scheduled is not None:
+            return judge_schedules(row, row.metric.scheduled)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if (found := self._decide(row)) is None:
@@ -99,8 +107,6 @@ class _Comparison(ABC):
                 details.append(cause_of(row.metric.name, launches, others))
             case Outcome.INCONCLUSIVE:
                 details.append(self._undecided(row, decision.launches))
-            case Outcome.IMPROVED:
-                details.append(STALE)
         return row.by_decision(decision, center, ", ".join(filter(None, details)))
 
     def _judge_equal_steps(self, row: Row, detail: str) -> Verdict:
@@ -229,6 +235,8 @@ class StoredComparison(_Comparison):
                 return found
             if row.value is None:
                 return row.lost(f"the launch has no {metric.name}", None)
+            if never := not_applicable(metric, row.tolerance, launches[0], launches[0]):
+                return row.not_applicable(*never, row.value)
             return self._unrecorded(row, "no baseline")
         if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
             return self._unrecorded(row, detail)
@@ -293,7 +301,7 @@ class PairedComparison(_Comparison):
         Raises:
             SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
-        tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        tolerances = choose_tolerances(self.marked, candidates[0], references[0], asked=self.only or ())
         if not self.version:
             tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
         if self.only is None:

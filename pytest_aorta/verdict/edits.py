@@ -6,10 +6,10 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import SeriesFacts, Setting, other_ranks
+from pytest_aorta.result.series import SeriesFacts, Setting, came_or_went, other_ranks, some_of
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
+from pytest_aorta.verdict.by_rank import place_of, varying
 
 # Name of a setting -> what it is called. Others are hyperparameters of the optimizer, which have the names of torch.
 _NAMES = {
@@ -30,11 +30,10 @@ _RANDOM = "random numbers"
 # Cost -> what a part of it that changed means.
 _COSTS = {
     Cost.COLLECTIVES: "{name}: {before} -> {after} calls a step",
-    Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float): {name}",
+    Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float)",
 }
 # What shows in the first step and what shows only in the second one are of one edit.
 _FIRST_STEPS = 2
-_MOST_GROUPS = 3
 # The first step that differs, and the sentence.
 _Found: TypeAlias = Iterator[tuple[int, str]]
 
@@ -59,9 +58,9 @@ def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> lis
     there = next((one for one in reversed(others) if any(series.settings for series in one.series)), others[-1])
     pairs = list(zip(here.series, there.series, strict=False))
     kinds = (
-        [found for pair in pairs for found in (*_classes(*pair), *_settings(*pair))],
+        [found for pair in pairs for found in (*_classes(*pair), *_names(*pair), *_settings(*pair))],
         [found for pair in pairs for found in _samples(*pair)],
-        [*_costs(here, there)],
+        [*_costs(launches, others)],
         [found for pair in pairs for found in (*_loss(*pair), *_length(*pair), *_random(*pair))],
     )
     found = next(filter(None, kinds), [])
@@ -75,6 +74,13 @@ def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
     for what, before, after in zip(("the optimizer", "", "the model"), *sides, strict=True):
         if what and before != after:
             yield 0, f"{what} changed: {before or 'unknown'} -> {after or 'unknown'}"
+
+
+def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on parameters, and on buffers, that only one side has."""
+    for kind, one, other in (("parameters", here, there), ("buffers", here.buffers, there.buffers)):
+        if names := came_or_went(one.names, other.names):
+            yield 0, f"{kind}: {some_of(names)}"
 
 
 def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -95,8 +101,7 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
 def _of(groups: Sequence[str], every: Iterable[str]) -> str:
     if not any(groups) or {*groups} == {*every}:
         return ""
-    more = f" and {counted(len(groups) - _MOST_GROUPS, 'other')}" if len(groups) > _MOST_GROUPS else ""
-    return f" of {', '.join(groups[:_MOST_GROUPS])}{more}"
+    return f" of {some_of(groups)}"
 
 
 def _changes(here: Iterable[Setting], there: Iterable[Setting]) -> Iterator[_Change]:
@@ -122,26 +127,31 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
             return
 
 
-def _costs(here: LaunchFacts, there: LaunchFacts) -> _Found:
+def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _Found:
     """Yield a sentence on each collective, and read of a value, that came or went on the first rank that differs."""
     for cost, text in _COSTS.items():
-        for name, before, after in _parts(here, there, cost):
-            yield 1, text.format(name=name, before=before, after=after)
-    flops = _parts(here, there, Cost.FLOPS)
-    ratios = {f"{after / before:.5g}" for _, before, after in flops if before}
-    if len(ratios) == 1 and len(flops) == len(here.costs[0].costs.flops):
+        for rank, name, before, after in _parts(launches, others, cost):
+            place = place_of(launches, others, rank, cost, name, after - before)
+            parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
+            follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
+            yield 1, f"{place}: " * bool(place) + text.format(name=name, before=before, after=after) + follows
+    flops = _parts(launches, others, Cost.FLOPS)
+    ratios = {f"{after / before:.5g}" for *_, before, after in flops if before}
+    if len(ratios) == 1 and len(flops) == len(launches[-1].costs[0].costs.flops):
         yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
 
 
-def _parts(here: LaunchFacts, there: LaunchFacts, cost: Cost) -> list[tuple[str, int, int]]:
-    """Return the parts of a cost that differ, with both numbers, of the first rank that differs."""
-    ours, theirs = (by_rank(side.costs, cost) or {} for side in (here, there))
-    rank = next((rank for rank in sorted(ours.keys() & theirs.keys()) if ours[rank] != theirs[rank]), None)
-    if rank is None:
-        return []
-    names = sorted(ours[rank].keys() | theirs[rank].keys())
-    rows = [(name, theirs[rank].get(name, 0), ours[rank].get(name, 0)) for name in names]
-    return [row for row in rows if row[1] != row[2]]
+def _parts(
+    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], cost: Cost
+) -> list[tuple[int, str, int, int]]:
+    """Return the first rank that differs with the parts of a cost that differ, and both numbers."""
+    ours, theirs = (by_rank(side[-1].costs, cost) or {} for side in (launches, others))
+    for rank in sorted(ours.keys() & theirs.keys()):
+        names = sorted((ours[rank].keys() | theirs[rank].keys()) - varying(others, cost))
+        rows = [(rank, name, theirs[rank].get(name, 0), ours[rank].get(name, 0)) for name in names]
+        if different := [row for row in rows if row[2] != row[3]]:
+            return different
+    return []
 
 
 def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:

@@ -15,7 +15,7 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
-from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Origin, Tolerance, metric_of
+from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
@@ -51,11 +51,7 @@ def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: P
     """
     launches, most = baseline.center_launches, options.launches
     asked = applicable(marked, launches[0])
-    noisy = [
-        (metric_of(name, one.direction), one.value)
-        for name, one in asked.items()
-        if not one.is_exact and one.origin is not Origin.GROSS
-    ]
+    noisy = [(metric_of(name, one.direction), one.value) for name, one in asked.items() if not one.is_exact]
     noisy = [(metric, allowed) for metric, allowed in noisy if metric.has_noise]
     least = MIN_LAUNCHES_TO_FAIL if noisy else 2 if any(metric_of(name).cost is not None for name in asked) else 1
     if len(launches) < min(least, most) or not noisy:
@@ -300,7 +296,7 @@ def detection_lines(
     for name, tolerance in applicable(marked, center[-1]).items():
         metric = metric_of(name, tolerance.direction)
         stored = comparison.estimate(metric) if metric.has_noise else None
-        if tolerance.value is None or stored is None or name in baseline.left_out or tolerance.origin is Origin.GROSS:
+        if tolerance.value is None or stored is None or name in baseline.left_out:
             continue
         if problem := comparison.undecidable(metric, tolerance):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")

@@ -16,6 +16,7 @@ from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.series import BUFFERS, PARAMETERS, SeriesFacts
 from pytest_aorta.result.trace.families import is_compute
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost, by_rank
+from pytest_aorta.result.trace.schedule import Schedule
 from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
@@ -112,6 +113,8 @@ class Metric:
         curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
             one, while ``measure`` returns the last of them.
         is_growth: Whether the growth of memory is compared rank by rank, while ``measure`` returns the largest.
+        scheduled: Returns the value of a rank's schedule on the nominal machine, which is compared rank by rank, while
+            ``measure`` returns the worst.
         hashed: What a hash by step is of, ``weights`` or ``buffers``; else empty.
         is_new: Whether baselines of earlier versions lack the metric, which is then compared only if a marker names it.
     """
@@ -130,13 +133,14 @@ class Metric:
     cost: Cost | None = None
     curve: Curve | None = None
     is_growth: bool = False
+    scheduled: Callable[[Schedule], float] | None = None
     hashed: str = ""
     is_new: bool = False
 
     @property
     def has_noise(self) -> bool:
         """Return False if one launch decides, e.g. because equal code has equal values."""
-        is_by_rank = self.is_growth or self.cost is not None or self.curve is not None
+        is_by_rank = self.is_growth or bool(self.cost or self.curve or self.scheduled)
         return self.direction is not Direction.EXACT and not is_by_rank
 
     @property
@@ -222,6 +226,34 @@ def _cost(cost: Cost, unit: str, percent: float | None, text: str) -> Metric:
 
     default = Tolerance(None if percent is None else percent / 100, origin=Origin.DEFAULT)
     return Metric(cost.value, unit, MetricKind.COUNT, Direction.LOWER, default, measure, text, cost=cost)
+
+
+def _scheduled(
+    name: str,
+    unit: str,
+    direction: Direction,
+    allowed: Tolerance,
+    value: Callable[[Schedule], float],
+    text: str,
+) -> Metric:
+    """Return the row of a value of the step's schedule on the nominal machine."""
+
+    def measure(facts: LaunchFacts) -> Value:
+        worst = min if direction is Direction.HIGHER else max
+        return worst((float(value(group.schedule)) for group in facts.schedules), default=None)
+
+    return Metric(
+        name,
+        unit,
+        MetricKind.COUNT,
+        direction,
+        allowed,
+        measure,
+        text,
+        scale=allowed.scale,
+        scheduled=value,
+        is_new=True,
+    )
 
 
 def _curve(name: str, curve: Curve, text: str) -> Metric:
@@ -381,6 +413,38 @@ _ROWS = (
         scale=_POINTS,
         is_growth=True,
         is_new=True,
+    ),
+    _scheduled(
+        "serialized_collectives",
+        "",
+        _LOWER,
+        Tolerance(None, origin=Origin.DEFAULT),
+        lambda schedule: schedule.serialized,
+        "collectives of a step that have nothing to hide under: each matrix product waits for them or they for it",
+    ),
+    _scheduled(
+        "scheduled_overlap_ratio",
+        "",
+        _HIGHER,
+        Tolerance(0.005, _POINTS, Origin.DEFAULT),
+        lambda schedule: schedule.overlap_ratio,
+        "fraction of communication time that is hidden under compute, in the step's schedule on the nominal machine",
+    ),
+    _scheduled(
+        "scheduled_exposed_comm_ms",
+        "ms",
+        _LOWER,
+        Tolerance(0.01, origin=Origin.DEFAULT),
+        lambda schedule: schedule.exposed_ms,
+        "communication time of that schedule during which the rank computes nothing",
+    ),
+    _scheduled(
+        "scheduled_step_ms",
+        "ms",
+        _LOWER,
+        Tolerance(0.01, origin=Origin.DEFAULT),
+        lambda schedule: schedule.step_ms,
+        "step time of that schedule",
     ),
     _cost(Cost.COLLECTIVES, "", None, "calls of collectives in a step, by kind, size of the group and type"),
     _cost(Cost.COLLECTIVE_BYTES, "B", None, "bytes of the larger of input and output, over the collectives of a step"),

@@ -28,8 +28,6 @@ from pytest_aorta.verdict.verdicts import (
     VerdictReference,
 )
 
-STALE = f"the baseline is stale; record the better value with {RESET}"
-
 
 @dataclass(frozen=True)
 class Row:
@@ -127,7 +125,8 @@ class Row:
         metric, launches, others, reference, value = self.metric, self.launches, self.others, self.reference, self.value
         known, last, is_variant = [metric.measure(other) for other in others], others[-1], reference.is_variant
         if any(metric.measure(launch) is None for launch in launches):
-            return self.lost(f"the launch has no {metric.name}", None, known[-1])
+            problem = launches[-1].description.graph_problem if metric.scheduled else ""
+            return self.lost(f"the launch has no {metric.name}" + (f": {problem}" if problem else ""), None, known[-1])
         lost = None
         if not is_variant and reference.kind is not ReferenceKind.RESULTS:
             lost = other_device(launches, last, str(reference))
@@ -224,11 +223,11 @@ def _different_steps(here: Mapping[int, str], there: Mapping[int, str]) -> list[
 
 def _first_other(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
     """Return which optimizer's weights differ first, or the first optimizer that only one side has; or empty."""
-    here, there = len(launch.series), len(other.series)
+    # A workload has no hashes by optimizer.
+    here, there = ([one.name for one in side.series if one.weights] for side in (launch, other))
     found = first_other_weights(launch.series, other.series, metric.hashed)
-    if found or here == there:
-        return found
-    return f"{launch.series[there].name} is new" if here > there else f"{other.series[here].name} is gone"
+    longer, shorter, word = (here, there, "new") if len(here) > len(there) else (there, here, "gone")
+    return found or next((f"{name} is {word}" for name in longer[len(shorter) :]), "")
 
 
 def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:

@@ -103,7 +103,7 @@ class Decided(Model, frozen=True, tag="decided"):
     """The state of a metric that was compared, and that further launches do not change.
 
     Attributes:
-        outcome: Pass, regression, improved or inconclusive.
+        outcome: Pass, regression, improved, changed or inconclusive.
         is_expected: True for a regression whose error the test has caught, e.g. of a planted fault.
     """
 
@@ -226,10 +226,11 @@ class Verdict(Model, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Return text with the version of an A/B reference, the explanation, and how to record a missing baseline."""
+        """Return text with the version of an A/B reference, the explanation, and how to record a better baseline."""
         version = f"A/B with {self.reference.name}" if self.reference.is_ab and self.reference.name else ""
-        remedy = f"; {self.remedy}" if self.remedy else ""
-        return ", ".join(filter(None, [version, self.detail])) + remedy
+        is_stale = self.outcome is Outcome.IMPROVED and self.reference.kind is ReferenceKind.BASELINE
+        advice = f"the baseline is stale; record the better value with {RESET}" if is_stale else self.remedy
+        return "; ".join(filter(None, [", ".join(filter(None, [version, self.detail])), advice]))
 
     @property
     def remedy(self) -> str:
@@ -275,6 +276,9 @@ class Verdict(Model, frozen=True):
         if not self.is_compared:
             return f"{start}, {self.reason}" if self.reason else start
         change = "" if self.delta is None else f" {format_change(self.delta, metric_of(self.metric).scale)}"
+        # The parts of a cost that differ may add up to the same number.
+        if self.outcome is Outcome.REGRESSION and not self.delta and self.delta is not None:
+            change = f": {self.detail}"
         return f"{start}{change} ({self.both}, limit {self.tolerance})"
 
     def __repr__(self) -> str:
@@ -283,7 +287,8 @@ class Verdict(Model, frozen=True):
 
     def __str__(self) -> str:
         """Return the headline and the reason in one line."""
-        return f"{self.headline}; {self.reason}" if self.is_compared and self.reason else self.headline
+        headline = self.headline
+        return f"{headline}; {self.reason}" if self.is_compared and self.reason not in headline else headline
 
 
 class NoteKind(StrEnum):
@@ -293,8 +298,6 @@ class NoteKind(StrEnum):
     """A sentence on what was edited."""
     CAUSE = "cause"
     """An explanation of the verdicts."""
-    LOCATE = "locate"
-    """How a further launch locates a difference."""
     NOTE = "note"
     """What was measured or left out; it explains no verdict."""
 

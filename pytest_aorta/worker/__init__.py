@@ -12,6 +12,7 @@ from pytest_aorta.worker.recorder import Recorder, record_optimizer_steps, recor
 from pytest_aorta.worker.simulation import drop_data, is_simulated, peak_memory, without_data
 from pytest_aorta.worker.spans import StreamSpans, Transfer
 from pytest_aorta.worker.steps import StepTimer, measure
+from pytest_aorta.worker.training import TrainingNotes
 from pytest_aorta.worker.weight_hash import (
     LocalShard,
     WeightHash,
@@ -33,6 +34,7 @@ __all__ = [
     "StreamSpans",
     "Telemetry",
     "TensorHashes",
+    "TrainingNotes",
     "Transfer",
     "WeightHash",
     "Workload",

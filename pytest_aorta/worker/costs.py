@@ -15,7 +15,7 @@ from pytest_aorta.result.trace.profiled_steps import Cost, Costs, Profile
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.collectives import recorded_calls
 from pytest_aorta.worker.flops import flops_of
-from pytest_aorta.worker.lines import Lines, is_locating, shown
+from pytest_aorta.worker.lines import Lines, shown
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler
 from pytest_aorta.worker.torch_private import dynamo_utils
 
@@ -28,7 +28,7 @@ NOT_COUNTED = (
 
 
 def costs_of(trace: Mapping[str, Any], device: torch.device, recorded: Sequence[RecordedCall], lines: Lines) -> Costs:
-    """Return the costs of the first step of a trace with shapes, with their places if ``lines`` were noted."""
+    """Return the costs of the first step of a trace with shapes, with their places, as far as ``lines`` were noted."""
     on_device = on_accelerator(device)
     return costs_of_step(trace, flops_of, on_device=on_device, recorded=recorded, moments=lines.moments)
 
@@ -44,9 +44,9 @@ class StepCounter(ScriptProfiler):
     _recorded: Sequence[RecordedCall] = ()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Count the body as the step; a body that raises is not counted."""
-        self.begin()
+    def step(self, *, locates: bool = True) -> Iterator[None]:
+        """Count the body as the step, more slowly if its lines are noted; a body that raises is not counted."""
+        self.begin(locates=locates)
         try:
             yield
         except BaseException:
@@ -55,14 +55,15 @@ class StepCounter(ScriptProfiler):
             raise
         self.end()
 
-    def begin(self) -> None:
+    def begin(self, *, locates: bool = True) -> None:
         """Begin the step."""
         self._lines = Lines()
         if self.is_free():
             self.start(shapes=True)
             _leave_boundary()
             self._began_ns = time.time_ns()
-            self._lines.__enter__()
+            if locates:
+                self._lines.__enter__()
 
     def end(self) -> None:
         """End the step, if it is counted."""
@@ -114,7 +115,7 @@ def with_compilations(costs: Costs) -> Costs:
     """Return costs with the compilations since :func:`begin_measured_steps`, and all graph breaks."""
     compiled, breaks = _counters()
     number = compiled - (_compiled_before or 0)
-    places = {Cost.RECOMPILATIONS: {str(Cost.RECOMPILATIONS): _compiled(number)}} if is_locating() and number else {}
+    places = {Cost.RECOMPILATIONS: {str(Cost.RECOMPILATIONS): _compiled(number)}} if number else {}
     return costs.replace(recompilations=number, graph_breaks=breaks, places=costs.places | places)
 
 

@@ -6,6 +6,7 @@ functions would be on its first line.
 
 from __future__ import annotations
 
+import linecache
 import sys
 import traceback
 from functools import cache
@@ -16,15 +17,15 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from pytest_aorta.common.clock import time
-from pytest_aorta.common.text import is_library
+from pytest_aorta.common.text import is_harness, is_library
 from pytest_aorta.result.trace.kineto_places import Moment
 from pytest_aorta.worker.finite import roots
-from pytest_aorta.worker.own_plan import own_plan
-from pytest_aorta.worker.torch_private import CALL_MODULE
+from pytest_aorta.worker.torch_private import CALL_MODULE, keep_from_compiler
 from pytest_aorta.worker.weight_hash import logical_name
 
 # Beyond, as in a loop over single samples in Python, a step takes too much memory.
 _MOST = 2_000_000
+_LONGEST_CODE = 60
 
 
 class _State(NamedTuple):
@@ -38,8 +39,7 @@ class _State(NamedTuple):
 class Lines:
     """Context that notes the lines and modules of the body in the thread that enters it.
 
-    Nothing is noted unless the launch locates costs, nor where a debugger or a measurement of coverage traces the
-    thread.
+    Nothing is noted where a debugger or a measurement of coverage traces the thread.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,8 @@ class Lines:
 
     def __enter__(self) -> Lines:
         """Trace the frames that run, and those that follow."""
-        if is_locating() and sys.gettrace() is None:
+        if sys.gettrace() is None:
+            keep_from_compiler(Lines._called, Lines._went_on, Lines._note, is_harness, is_library)
             self._frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
             for frame in reversed(self._frames):
                 frame.f_trace = self._called(frame, "call", None)
@@ -67,7 +68,7 @@ class Lines:
         if len(self._noted) < _MOST:
             names = _names()
             self.moments = [
-                Moment(began_ns, names.get(id(module), ""), f"{shown(file)}:{line}" if file else "")
+                Moment(began_ns, names.get(id(module), ""), _source(file, line) if file else "")
                 for began_ns, (module, file, line) in self._noted
             ]
         self._noted, self._stack, self._frames = [], [_State()], []
@@ -98,10 +99,10 @@ class Lines:
             self._noted.append((time.time_ns(), self._stack[-1]))
 
 
-def is_locating() -> bool:
-    """Return whether the launch locates costs."""
-    plan = own_plan()
-    return plan is not None and plan.locates_costs
+@cache
+def _source(file: str, line: int) -> str:
+    """Return the place of a line with its code, by which it is found again where other lines have moved it."""
+    return f"{shown(file)}:{line} {linecache.getline(file, line).strip()[:_LONGEST_CODE]}".rstrip()
 
 
 _is_of_library = cache(is_library)

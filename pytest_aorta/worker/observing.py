@@ -24,7 +24,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.series import digest
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.absence import Absence
 from pytest_aorta.worker.accelerator import memory_in_use, own_device
@@ -44,10 +43,8 @@ from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
 from pytest_aorta.worker.torch_private import STEP_OPTIMIZER, BaseDataLoaderIter, autocast_of
-from pytest_aorta.worker.training import Inputs
+from pytest_aorta.worker.training import SAMPLED, Inputs, random_state
 
-# The first steps whose samples are hashed, beside those whose weights are.
-_SAMPLED = 4
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
 _NO_STEP = "the script steps no optimizer, so it has no step whose costs could be counted"
@@ -164,7 +161,7 @@ class Observer:
         found.end_step(self._values)
         self._values = []
         # A closure of the optimizer has computed the gradients within its step.
-        takes_samples = not was_counting and (found.num_steps <= _SAMPLED or self._is_hashed(found.num_steps))
+        takes_samples = not was_counting and (found.num_steps <= SAMPLED or self._is_hashed(found.num_steps))
         found.training.note_step(found.num_steps, optimizer, found.models(), self._inputs, takes_samples=takes_samples)
         self._inputs = Inputs()
         self._is_counting = was_counting and any(one.running for one in self._all)
@@ -308,7 +305,7 @@ class Observer:
         if not self._absence.has_optimizer and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
             self._replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         if not self._absence.has_optimizer:
-            self._random = digest(torch.get_rng_state().tolist())[:8]
+            self._random = random_state()
         self._absence.has_optimizer = True
         original(*args, **kwargs)
         if self.record.hash_every_step and not self._is_simulated:
@@ -371,7 +368,7 @@ class Observer:
             yield
             return
         self._whole = StepCounter(own_device(), self._prepared)
-        with self._whole.step():
+        with self._whole.step(locates=False):
             yield
 
     def refuse(self) -> None:

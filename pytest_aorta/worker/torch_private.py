@@ -16,11 +16,12 @@ Each of the following goes when its replacement is in the oldest supported versi
 - names of the modules and parameters that wrap a user's, and a module's buffers: with public names;
 - the iterator of a ``DataLoader``, and the state of an autocast: with a hook for each batch, and public attributes;
 - counters and metrics of dynamo: with a public way to count compilations;
+- ``skip_code``: with a public way to keep the compiler from functions that the interpreter calls, as to trace lines;
 - ``cuda_sleep``: with a kernel that spins in the public API of each kind of device.
 """
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ __all__ = [
     "foreach_norm",
     "is_flat_parameter",
     "is_traceable_wrapper_subclass_type",
+    "keep_from_compiler",
     "profiler_enabled",
     "sequence_number",
     "tree_leaves",
@@ -99,6 +101,13 @@ def sequence_number() -> int:
 def dynamo_utils() -> Any:
     """Return the module with dynamo's counters; None if nothing has imported it, since the import takes seconds."""
     return sys.modules.get("torch._dynamo.utils")
+
+
+def keep_from_compiler(*functions: Callable[..., object]) -> None:
+    """Have frames of these functions run as they are, also where the compiler would trace them."""
+    if (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+        for function in functions:
+            dynamo.skip_code(function.__code__)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

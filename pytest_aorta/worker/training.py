@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from pytest_aorta.result.series import OFF, Setting
+from pytest_aorta.result.series import OFF, Series, Setting, digest
+from pytest_aorta.worker.weight_hash import logical_name
 
 # Keys of a parameter group that are no hyperparameters of its own, or follow from others.
 _NOT_SHOWN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
@@ -27,6 +28,8 @@ _DEEPEST = 8
 _MOST_GROUPS = 16
 # What changes in each step, such as a scheduled learning rate, is kept for the first steps and some later ones.
 _MOST_STEPS = 32
+# The first steps whose samples are hashed, beside those whose weights are.
+SAMPLED = 4
 _MOST_SAMPLES = 1024
 
 
@@ -122,9 +125,15 @@ class Training:
                 self._samples.append((step, first.detach()[:_MOST_SAMPLES].clone()))
 
     def look(self, step: int, models: Iterable[torch.nn.Module], parameters: Iterable[torch.Tensor]) -> None:
-        """Note what modules drop, and how many elements of the parameters are trained."""
+        """Note what modules drop and share, and how many elements of the parameters are trained."""
         kinds = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout)
+        models = [*models]
         every = (module for model in models for module in model.modules())
+        tied: dict[int, list[str]] = {}
+        for name, part in (pair for model in models for pair in model.named_parameters(remove_duplicate=False)):
+            tied.setdefault(id(part), []).append(logical_name(name))
+        shared = sorted(" = ".join(sorted(names)) for names in tied.values() if len(names) > 1)
+        self._note(step, "tied parameters", ", ".join(shared) or OFF)
         rates = {module.p for module in every if isinstance(module, kinds) and module.p}
         self._note(step, "dropout", ", ".join(f"{rate:g}" for rate in sorted(rates)) or OFF)
         self._note(step, "trained elements", sum(part.numel() for part in parameters if part.requires_grad))
@@ -138,6 +147,39 @@ class Training:
             ]
             for step, batch in self._samples
         }
+
+
+class TrainingNotes:
+    """Notes of a workload on what its measured steps train with, for the sentences of a failure on what was edited."""
+
+    def __init__(self, optimizer: Optimizer, model: torch.nn.Module) -> None:
+        names = {id(part): logical_name(name) for name, part in model.named_parameters()}
+        every = [part for group in optimizer.param_groups for part in group["params"]]
+        self._optimizer, self._model, self._num_steps = optimizer, model, 0
+        self._training = Training(optimizer, [names.get(id(part), "") for part in every], random_state())
+        self._training.look(1, [model], every)
+
+    def end_step(self, batch: object, num_backward: int = 1, clipped_to: float | None = None) -> None:
+        """Note a step after its time, with its batch; of many steps, the first ones and some later ones."""
+        step = self._num_steps = self._num_steps + 1
+        if step <= _MOST_STEPS or step.bit_count() == 1:
+            inputs = Inputs(batch, num_backward, clipped_to=clipped_to)
+            self._training.note_step(
+                step, self._optimizer, [self._model], inputs, takes_samples=step <= SAMPLED or step.bit_count() == 1
+            )
+
+    def series(self) -> list[Series]:
+        """Return the notes for the result of the rank, and wait for the device."""
+        if not self._num_steps:
+            return []
+        names = type(self._optimizer).__name__, type(self._model).__name__
+        settings, samples = self._training.settings(), self._training.samples()
+        return [Series(names[0], self._num_steps, names[1], settings=settings, samples=samples)]
+
+
+def random_state() -> str:
+    """Return the begin of the hash of the state of torch's random numbers."""
+    return digest(torch.get_rng_state().tolist())[:8]
 
 
 def _groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:

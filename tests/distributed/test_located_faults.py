@@ -171,7 +171,7 @@ import pytest
 def test_nan(workload):
     workload.run("llama_fsdp2", **{TRAINING | {"steps": STEPS, "warmup": 0, "fault": fault}})
 """
-    text = inner(source, "--aorta-locate", "--aorta-launcher=forkserver").stdout.str()
+    text = inner(source, "--aorta-launcher=forkserver").stdout.str()
     assert [part for part in ("NotFinite", expected, " on rank 1, from finite inputs") if part not in text] == [], text
 
 
@@ -185,7 +185,7 @@ def test_race(workload):
     pair = {"workload": "unwaited", "unwaited_from": 2}, {"workload": "unwaited"}
     workload.compare(*pair, steps=3, metrics=["weight_hash"])
 """
-    options = ("--aorta-locate", "--aorta-launcher=forkserver", "-o", f"aorta_workloads={WORKLOADS}")
+    options = ("--aorta-launcher=forkserver", "-o", f"aorta_workloads={WORKLOADS}")
     text = inner(source, *options).stdout.str()
     expected = [
         "first difference: step 2, weight_hash",

@@ -50,6 +50,6 @@ def test_slower_steps_and_one_slow_rank_are_found_against_a_learned_baseline(sui
     one_rank.stdout.re_match_lines_random(
         [
             r"E +Regression: step_time_p50 \+.*, suspect rank 1",
-            r"E +cause +others wait .* ms/step longer for rank 1 than in the baseline",
+            r"E +rank 1 is late: others wait .* ms/step longer for it than in the baseline",
         ]
     )

@@ -100,10 +100,9 @@ def planted(plan, rootpath):
         return {}
     number = int(plan.run_dir.name.split("-")[0])
     side = fault.pop("reference" if plan.reference else "candidate", {})
-    locating = fault.pop("locating", {})
     fault.pop("candidate", None), fault.pop("reference", None)
     by_launch = fault.pop("by_launch", {}).get(str(number), {})
-    fault = fault | side | by_launch | (locating if plan.locates_costs else {})
+    fault = fault | side | by_launch
     # A list has a value for each launch of the test, and its last one for those after it.
     place = {key: min(number, len(value)) - 1 for key, value in fault.items() if isinstance(value, list)}
     return {key: value[place[key]] if key in place else value for key, value in fault.items()}

@@ -38,9 +38,9 @@ def test_first_difference_fails_with_step_metric_and_config(paired):
         "E  *cause     weight_hash: first in step 3, in 2 of 4 steps",
         "E  *cause     config: fault is *, the reference's {}",
         "E  *cause     first difference: step 3, weight_hash",
-        "E  *locate    --aorta-locate launches both once more *",
+        "aorta: *, 2 launches*",
     ]
-    project.run(shows=shows, failed=1)
+    project.run("--aorta-no-locate", shows=shows, failed=1)
 
 
 LOCATING = {
@@ -60,17 +60,17 @@ LOCATED = [
 
 
 LOCATIONS = {
-    "by option": ("--aorta-locate", "", LOCATING["4"], LOCATED),
-    "by argument": ("-q", ", locate=True", LOCATING["4"], LOCATED),
-    "turned off": ("--aorta-locate", ", locate=False", LOCATING["4"], ["aorta: 1 of 1 test failed, *, 2 launches*"]),
+    "by default": ("-q", "", LOCATING["4"], LOCATED),
+    "by argument": ("--aorta-no-locate", ", locate=True", LOCATING["4"], LOCATED),
+    "turned off": ("-q", ", locate=False", LOCATING["4"], ["aorta: 1 of 1 test failed, *, 2 launches*"]),
     "does not come back": (
-        "--aorta-locate",
+        "-q",
         "",
         LOCATING["3"],
         ["E  *launched once more, they differ in no step up to 2: results vary between launches *"],
     ),
     "failed launch": (
-        "--aorta-locate",
+        "-q",
         "",
         {"raises": 1},
         ["E  *Regression: weight_hash *", "E  *not located further, because a launch failed: *ValueError: boom*"],

@@ -107,17 +107,17 @@ def test_regression_reports_everything_that_is_known(gpu):
     gpu.run("--update-baselines").assert_outcomes(passed=1)
     gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0}, canary={"gemm_ms": 1.2, "all_reduce_ms": 2.0})
     shows = [
+        "E  *rank 1 is late: others wait 2 ms/step longer for it than in the baseline",
         "E  *Regression: step_time_p50 +20.0% (10 -> 12 ms, limit 5%), suspect rank 1",
         "E  *measured  toy on toy-gpu-x2-nccl, 4 steps, 3 launches, 95% +1*% to +2*%",
-        "E  *cause     others wait 2 ms/step longer for rank 1 than in the baseline",
         "E  *cause     the speed check of the machine took 20% longer for matrix products than in *",
         f"E  *baseline  {gpu.baselines}/toy-gpu-x2-nccl/test-toy-py-test-one-toy-*.json",
         "E  *confirm   pytest test_toy.py::test_one --aorta-ab=HEAD",
-        "E  *accept    pytest test_toy.py::test_one --update-baselines --aorta-record=replace",
+        "E  *accept    pytest test_toy.py::test_one --update-baselines --aorta-record=replace  # replaces the baseline",
         "test_toy::test_one",
         "  regression *step_time_p50 *10 -> 12 ms * +20.0% [[]+1*%, +2*%]  limit 5%",
-        "  note: others wait * rank 1 *",
-        "FAILED test_toy.py::test_one - Regression: step_time_p50 +20.0% *",
+        "  note: rank 1 is late: others wait *",
+        "FAILED test_toy.py::test_one - rank 1 is late: others wait *",
     ]
     gpu.run("-v", shows=shows, failed=1)
 
@@ -133,7 +133,7 @@ def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     learned.run().assert_outcomes(passed=1)
     shows = [
         "E  *Improved: step_time_p50 -20.0% (10 -> 8 ms, limit 5%)",
-        "E  *accept    pytest *::test_one * --update-baselines --aorta-record=replace",
+        "E  *accept    pytest *::test_one * --update-baselines --aorta-record=replace  # replaces the baseline",
     ]
     learned.run("--aorta-fail-on=improved", shows=shows, failed=1)
 

@@ -13,7 +13,7 @@ from tests.unit.fake_drivers import FakeNvml
         (["--aorta-gpus=two"], "argument --aorta-gpus: got 'two', allowed is an integer of 0 or more"),
         (["-o", "aorta_fail_on=missing warn"], "ini key aorta_fail_on: got ['missing', 'warn'], allowed is a comma-"),
         (["-o", "aorta_launcher=mpi"], "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
-        (["-o", "aorta_locate=maybe"], "ini key aorta_locate: "),
+        (["-o", "aorta_no_locate=maybe"], "ini key aorta_no_locate: "),
         (["-o", "aorta_timeout=abc"], "ini key aorta_timeout: could not convert string to float: 'abc', allowed is a"),
         (["-o", "aorta_workloads=absent"], "aorta_workloads, --workloads: there is no folder {}/absent"),
         (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
@@ -35,13 +35,13 @@ def test_option_or_ini_value_that_is_not_allowed_is_a_usage_error(project, given
     assert message.format(project.path) in result.stderr.str()
 
 
-KEYS = {"aorta_timeout": "60", "aorta_gpus": "0", "aorta_locate": "true", "aorta_max_launches": "4"}
+KEYS = {"aorta_timeout": "60", "aorta_gpus": "0", "aorta_no_locate": "true", "aorta_max_launches": "4"}
 TYPED = """
 from pytest_aorta.plugin.hooks import RUN
 
 def test_one(request):
     options = request.config.stash[RUN].options
-    assert (options.timeout, options.gpus, options.locate, options.max_launches) == (60.0, 0, True, 4)
+    assert (options.timeout, options.gpus, options.no_locate, options.max_launches) == (60.0, 0, True, 4)
     assert sorted(options.fail_on) == ["improved", "missing"]
 """
 

@@ -145,7 +145,7 @@ def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
         "*_ test_weights _*",
         f"E  *Not applicable: weight_hash, {fact}",
         "E  *compare   pytest test_toy.py::test_weights --aorta-ab=python:PATH",
-        "E  *accept    pytest test_toy.py::test_weights --update-baselines --aorta-record=replace",
+        "E  *accept    pytest test_toy.py::test_weights --update-baselines --aorta-record=replace  # replaces *",
         f"aorta: 1 of 2 tests failed, 3 metrics unchanged, 2 not compared (weight_hash: {fact[:30]}*",
     ]
     recorded.run(shows=shows, passed=1, failed=1)
@@ -195,7 +195,7 @@ def test_changed_number_of_steps_hides_no_change_and_replaces_nothing_unasked(pr
     project.plant(steps=5, weight_hashes={"1": "1" * 16, "5": "3" * 16})
     count = "the baseline was recorded with 4 measured steps, the test has 5"
     again = "--update-baselines --aorta-record=replace"
-    shows = [f"E  *Missing: {count}", "E  *note *is intended, *", f"E  *accept    pytest test_toy.py::test_one {again}"]
+    shows = [f"E  *Missing: {count}", f"E  *accept    pytest test_toy.py::test_one {again}  # replaces the baseline"]
     project.run(shows=shows, failed=1)
     project.run("--update-baselines", shows=["E  *not added to the stored baseline*", f"E  *{count}"], failed=1)
     project.plant(steps=5, weight_hashes={"1": "f" * 16, "5": "3" * 16})
@@ -430,7 +430,7 @@ def test_metric_that_a_marker_names_is_compared_or_fails_with_the_remedy(project
     project.plant(torch="2.12.0")
     again = ["--update-baselines", "--aorta-record=replace"]
     line = "Not applicable: weight_hash, other environment: torch '2.11.0' -> '2.12.0'*"
-    project.run(failed=1, shows=[f"E  *{line}", f"E  *accept    pytest *::test_one {' '.join(again)}"])
+    project.run(failed=1, shows=[f"E  *{line}", f"E  *accept    pytest *::test_one {' '.join(again)}*"])
     project.run(*again, passed=1)
     project.run(passed=1)
 
@@ -444,45 +444,18 @@ def test_failure_names_every_metric_that_got_worse_and_does_not_blame_the_machin
 
 COSTS = {"operators": {"aten::mm": 100}, "host_copies": {}}
 COPIES = COSTS | {"host_copies": {"aten::_local_scalar_dense": 1}}
-PLACES = {"host_copies": {"aten::_local_scalar_dense": {"train.py:43": 1}}}
+LINE = "train.py:43 print(loss)"
 
 
-@pytest.mark.parametrize(
-    ("option", "locating", "lines"),
-    [
-        (
-            "-q",
-            {},
-            [
-                "E  *cause     + aten::_local_scalar_dense x 1",
-                "E  *locate    --aorta-locate launches once more to name *",
-            ],
-        ),
-        (
-            "--aorta-locate",
-            {"costs": COPIES | {"places": PLACES}},
-            ["E  *cause     + aten::_local_scalar_dense x 1 (train.py:43)", "aorta: *, 2 launches*"],
-        ),
-        (
-            "--aorta-locate",
-            {"raises": 1},
-            ["E  *cause     + aten::_local_scalar_dense x 1", "E  *not located, because a launch failed: *boom*"],
-        ),
-        # What differs between launches of the same code is not explained by one of them.
-        (
-            "--aorta-locate",
-            {"costs": COSTS | {"host_copies": {"aten::_local_scalar_dense": 2}, "places": PLACES}},
-            ["E  *cause     + aten::_local_scalar_dense x 1", "aorta: *, 2 launches*"],
-        ),
-    ],
-    ids=["advice", "located", "failed launch", "other costs"],
-)
-def test_locating_launches_once_more_and_names_the_line_of_a_changed_cost(project, option, locating, lines):
+def test_changed_cost_is_named_with_its_new_line_by_the_launch_that_failed(project):
     project.one_test("workload.check(workload.run('toy'))")
-    project.plant(costs=COSTS)
+    known = {"operators": {"aten::mm": {"train.py:40 model(x)": 100}}}
+    project.plant(costs=COSTS | {"places": known})
     project.run("--update-baselines", passed=1)
-    project.plant(costs=COPIES, locating=locating)
-    project.run(option, shows=lines, failed=1)
+    project.plant(costs=COPIES | {"places": known | {"host_copies": {"aten::_local_scalar_dense": {LINE: 1}}}})
+    reads = f"{LINE}: the host reads a value 0 -> 1 times a step (.item(), print, float)"
+    lines = [f"E  *{reads}", f"E  *cause     + aten::_local_scalar_dense x 1 ({LINE})", "aorta: *, 1 launch*"]
+    project.run(shows=lines, failed=1)
 
 
 def test_names_for_annotations_are_those_of_the_package(recorded):
@@ -516,3 +489,20 @@ def test_header_shows_the_platforms_that_tests_ask_for(project, marks, platforms
     project.test_file(f"import pytest\n\n{marks}\ndef test_one(workload, request): pass\n")
     [line] = [line for line in project.run().outlines if line.startswith("aorta: no GPU")]
     assert line.partition(", platform ")[2].partition(", ")[0] == platforms
+
+
+def test_test_without_a_baseline_is_decided_by_the_other_version(versioned):
+    versioned.one_test("workload.check(workload.run('toy'))")
+    versioned.plant(costs=COSTS)
+    versioned.run("--aorta-ab=HEAD", shows=["aorta: 1 test OK, 3 metrics unchanged, *"], passed=1)
+    versioned.plant(costs=COSTS, candidate={"costs": COPIES})
+    shows = ["E  *the host reads a value 0 -> 1 times a step *", "E  *baseline  HEAD, launched in turn with this code"]
+    result = versioned.run("--aorta-ab=HEAD", shows=shows, failed=1)
+    assert "# replaces" not in text_of(result)
+
+
+def test_without_anything_to_compare_no_baseline_is_advised(project):
+    project.plant(weight_hash=None)
+    project.write("test_toy.py", UNMARKED.format(""))
+    result = project.run(shows=["E  *Nothing compared: step_time_p50", "E  *next *tolerance(step_time_p50=*"], failed=1)
+    assert "--update-baselines" not in text_of(result)

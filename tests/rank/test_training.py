@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pytest_aorta.common.model import to_json
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.series import Setting
+from pytest_aorta.worker import TrainingNotes
 from pytest_aorta.worker.recorder import Recording
 
 
@@ -58,3 +59,23 @@ def test_script_with_unusual_values_is_not_broken(collate, rate):
     [series] = recording.result().series
     assert Setting("clipped to", values={"1": "inf"}) in series.settings
     to_json(series)
+
+
+def test_notes_of_a_workload_have_settings_and_samples_of_its_steps():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    notes = TrainingNotes(optimizer, model)
+    assert notes.series() == []
+    for step in range(1, 41):
+        optimizer.param_groups[0]["lr"] = 0.1 if step < 3 else 0.1 / step
+        notes.end_step((torch.full((2, 4), step), torch.ones(2)), clipped_to=1.0)
+    [series] = notes.series()
+    found = {one.name: one.values for one in series.settings}
+    assert (series.name, series.num_steps) == ("SGD of Sequential", 40)
+    assert (found["dropout"], found["clipped to"]) == ({"1": "0.1"}, {"1": 1.0})
+    assert found["tied parameters"] == {"1": "0.weight = 2.weight"}
+    assert found["batch"] == {"1": "[2, 4] int64, [2] float32"}
+    assert [*found["lr"]] == ["1", *map(str, range(3, 33))]
+    assert [*series.samples] == ["1", "2", "3", "4", "8", "16", "32"]
+    assert len({*series.samples["8"], *series.samples["16"]}) == 2

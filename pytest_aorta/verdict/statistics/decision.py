@@ -38,6 +38,8 @@ class Outcome(StrEnum):
     PASS = "pass"  # noqa: S105 - a verdict
     REGRESSION = "regression"
     IMPROVED = "improved"
+    CHANGED = "changed"
+    """Improved beside a regression, whose cause it may be."""
     INCONCLUSIVE = "inconclusive"
     NOT_APPLICABLE = "not applicable"
     MISSING = "missing"

@@ -1,4 +1,4 @@
-"""``aorta baselines move`` beside a session that updates the same baselines."""
+"""``aorta baselines upgrade`` beside a session that updates the same baselines."""
 
 import threading
 import time
@@ -18,7 +18,6 @@ from tests.unit.builders import launches_near, make_baseline, stored
 # A command that does not wait for the lock has ended by then.
 GRACE_S = 0.5
 LIMIT_S = 30.0
-MOVE = ("move", "tests/test_a.py", "tests/test_b.py")
 
 
 def stored_baseline(count: int) -> Baseline:
@@ -41,24 +40,10 @@ def merge_during(folder: Path, *arguments: str) -> tuple[list[int], bool]:
 
 
 def test_launch_that_a_session_adds_meanwhile_is_kept(tmp_path):
-    case = "tests/test_b.py::test_x::fsdp"
+    case = make_baseline().case
     write_baseline(tmp_path, stored_baseline(3))
-    assert merge_during(tmp_path, *MOVE) == ([0], True)
+    assert merge_during(tmp_path, "upgrade") == ([0], True)
     left = read_baseline(tmp_path, make_baseline().platform, case)
     assert left is not None
     assert left.launches == stored_baseline(4).launches
     assert [read_baseline_file(path).case for path in tmp_path.glob("*/*.json")] == [case]
-
-
-def test_dry_run_takes_no_lock(tmp_path):
-    write_baseline(tmp_path, stored_baseline(3))
-    with locked_baselines(tmp_path):
-        assert cli.main(["baselines", *MOVE, "--dry-run", f"--folder={tmp_path}"]) == 0
-    assert read_baseline(tmp_path, make_baseline().platform, make_baseline().case) == stored_baseline(3)
-
-
-def test_folder_that_does_not_exist_is_not_made(tmp_path, capsys):
-    folder = tmp_path / "baselines"
-    assert cli.main(["baselines", *MOVE, f"--folder={folder}"]) == 2
-    assert capsys.readouterr().err.startswith(f"aorta: {folder}: there is no such folder of baselines")
-    assert not folder.exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.cli import main as cli
-from pytest_aorta.verdict.baseline import StoredLaunch, write_baseline
+from pytest_aorta.verdict.baseline import StoredLaunch, baseline_path, read_baseline_file, write_baseline
 from tests.unit.builders import make_baseline, make_facts, run_python, with_p50
 
 CASE = "tests/test_a.py::test_x::fsdp"
@@ -58,44 +58,42 @@ def refused(capsys, *arguments: str) -> str:
     return err
 
 
-# list
+# baselines
 
 
-def test_list_has_one_line_a_case_with_its_median(here, capsys):
-    head, first, second, totals = said(capsys, "baselines", "list").splitlines()
-    assert head.split("  ")[0] == "platform"
-    assert first.split() == [
-        PLATFORM,
-        CASE,
-        "1",
-        "5/5",
-        "5",
-        "2026-01-01",
-        "to",
-        "2026-01-05",
-        "10",
-        "ms",
-    ]
-    assert OTHER in second
-    assert totals == "2 cases on 1 platform, 6 launches"
+def test_baselines_of_a_moved_test_are_moved_to_its_place(here, capsys):
+    old = next(path for path in here.glob("baselines/*/*.json") if f'"{CASE}"' in path.read_text())
+    file = CASE.partition("::")[0]
+    old.write_text(old.read_text().replace(file, "tests/unit/moved.py"))
+    out = said(capsys, "baselines", "upgrade")
+    assert not old.exists()
+    new = baseline_path(Path("baselines"), PLATFORM, CASE.replace(file, "tests/unit/moved.py"))
+    assert str(new) in out.splitlines()
+    assert read_baseline_file(new).test == CASE.replace(file, "tests/unit/moved.py").rpartition("::")[0]
 
 
-def test_list_reports_unreadable_files_beside_readable_ones_and_fails(here, capsys):
+def test_no_stored_case_is_overwritten_by_a_file_of_another_place(here, capsys):
+    paths = {str(path): path.read_text() for path in Path("baselines").glob("*/*.json")}
+    copy = Path("baselines", PLATFORM, "copy.json")
+    copy.write_text(next(iter(paths.values())))
+    code, _, err = run(capsys, "baselines", "upgrade")
+    assert code == 1
+    assert f"{copy}: stays as it is, since {next(iter(paths))}, the place of its case, exists already" in err
+    assert copy.exists()
+
+
+def test_baselines_beside_unreadable_ones_are_rewritten_and_the_command_fails(here, capsys):
     bad = here / "baselines" / PLATFORM / "bad.json"
     bad.write_text("{")
-    code, out, err = run(capsys, "baselines", "list")
-    assert code == 1
-    assert CASE in out
+    code, out, err = run(capsys, "baselines", "upgrade")
+    assert (code, len(out.splitlines())) == (1, 2)
     assert f"{bad.relative_to(here)}: not valid JSON" in err
 
 
-def test_list_of_an_empty_folder_is_its_totals_and_of_none_is_wrong_usage(here, capsys):
-    (here / "empty").mkdir()
-    assert said(capsys, "baselines", "list", "--folder", "empty") == "0 cases on 0 platforms, 0 launches\n"
-    message = refused(capsys, "baselines", "list", "--folder", "absent")
+def test_folder_of_baselines_that_does_not_exist_is_wrong_usage(here, capsys):
+    message = refused(capsys, "baselines", "upgrade", "--folder", "absent")
     assert message.startswith("aorta: absent: there is no such folder of baselines; name it with --folder, or record")
-    message = refused(capsys, "baselines", "list", "--platform", "cpu")
-    assert f"--platform cpu: is not in baselines; allowed are ['{PLATFORM}']" in message
+    assert not Path("absent").exists()
 
 
 def test_version_is_that_of_the_package(capsys):
@@ -103,12 +101,6 @@ def test_version_is_that_of_the_package(capsys):
         cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"aorta {version('pytest-aorta')}\n"
-
-
-def test_nothing_is_wider_than_the_terminal(here, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "90")
-    lines = said(capsys, "baselines", "list").splitlines()
-    assert [line for line in lines if len(line) > 90 and " " in line.strip()] == []
 
 
 # the command itself
@@ -123,16 +115,16 @@ def test_unknown_word_is_wrong_usage(capsys, arguments):
 
 
 def test_module_is_the_command_and_imports_no_torch(here):
-    done = run_python("-X", "importtime", "-m", "pytest_aorta.cli", "baselines", "list")
+    done = run_python("-X", "importtime", "-m", "pytest_aorta.cli", "baselines", "upgrade")
     assert done.returncode == 0
-    assert CASE in done.stdout
+    assert len(done.stdout.splitlines()) == 2
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "pytest_aorta.verdict.baseline" in imported
     assert {name for name in imported if name.partition(".")[0] == "torch"} == set()
 
 
 def test_reader_that_leaves_early_is_no_traceback(here):
-    argv = [sys.executable, "-m", "pytest_aorta.cli", "baselines", "list"]
+    argv = [sys.executable, "-m", "pytest_aorta.cli", "baselines", "upgrade"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -1,11 +1,9 @@
 """Every reader of the package, with a strategy for its input and the errors that it may raise."""
 
+import fcntl
 import gzip
 import json
-import os
-import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import slug
 from pytest_aorta.common.model import read_model, to_builtins
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
+from pytest_aorta.launch.leases import holders, lease
 from pytest_aorta.report.markdown import Findings, findings, markdown
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.measurements import TensorHashes
@@ -206,44 +205,28 @@ TRACES = (
 
 # --- leases -----------------------------------------------------------------------------------------------------------
 
-CLAIM = {
-    "owner": "test",
-    "pid": 5,
-    "pool": ["gpu0"],
-    "count": 1,
-    "exclusive": False,
-    "overtaken": 0,
-    "resources": ["gpu0"],
+HOLDER = {
+    "resource": "gpu0",
+    "owner": "test (pid 5)",
     "since_s": 1.0,
+    "exclusive": False,
+    "ticket": "1.holding",
     "pid_namespace": 4026531836,
-    "start_ticks": 7,
 }
-CLAIM_FILES = damaged_bytes(json.dumps(CLAIM).encode() + b"\novertaken\n") | damaged(CLAIM).map(
+HOLDER_FILES = damaged_bytes(json.dumps(HOLDER).encode() + b'\nlaunch "/tmp/run"\n') | damaged(HOLDER).map(
     lambda document: json.dumps(document).encode() + b"\n"
 )
-CLAIM_NAMES = st.sampled_from(
-    ["000000000001.claim", "x.claim", ".claim", "9" * 60 + ".claim", "-1.claim", "\u0663.claim"]
-)
 
 
-def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
-    name, data = case
+def _read_holder(data: bytes, folder: Path) -> None:
     leases = folder / "leases"
     leases.mkdir(mode=0o700, exist_ok=True)
-    for old in leases.iterdir():
-        old.unlink()
-    (leases / name).write_bytes(data)
-    fd = os.open(leases / name, os.O_RDWR)
-    try:
-        _takes_lock(fd, 2)
-        for claim in holders(leases):
-            claim.competes_with(claim)
-            time.localtime(claim.since_s)
-            ", ".join((claim.owner, claim.process, *claim.pool, *claim.resources))
-        with _ClaimFolder.opened(leases) as opened, ExitStack() as undo:
-            opened.enter(holders(leases)[0], undo) if holders(leases) else None
-    finally:
-        os.close(fd)
+    file = leases / f"{slug('gpu0')}.resource"
+    file.write_bytes(data)
+    with file.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        list(map(str, holders(leases)))
+    lease(["gpu0"], 1, exclusive=True, wait_s=0, folder=leases, owner="next").release()
 
 
 READERS = [
@@ -253,5 +236,5 @@ READERS = [
     Reader("files of a failed launch", LEFT, _read_left, ()),
     Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),
     Reader("trace", TRACES, _read_trace),
-    Reader("claims of leases", st.tuples(CLAIM_NAMES, CLAIM_FILES), _read_claim),
+    Reader("holders of leases", HOLDER_FILES, _read_holder),
 ]

@@ -135,7 +135,6 @@ TIMED = {
     "declined": ({"spec": replace(SPEC, collective_timing=False)}, {}, None),
     "declined, caller asks": ({"spec": replace(SPEC, collective_timing=False)}, {"TORCH_NCCL_ENABLE_TIMING": "1"}, "1"),
     "script": ({}, {}, "1"),
-    "locates costs": ({"locates_costs": True}, {}, None),
     "locates a difference": ({"record": StepRecording(hash_every_step=True)}, {}, None),
     "one rank": ({"world": World(1, "cuda", tuple(gpus(1)))}, {}, None),
 }

@@ -1,6 +1,5 @@
 """Leases between real processes; threads stand in for processes where only the order matters."""
 
-import fcntl
 import json
 import os
 import re
@@ -18,9 +17,8 @@ import pytest
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.launch import leases
-from pytest_aorta.launch import leases as leasing
-from pytest_aorta.launch.leases import MAX_OVERTAKES, Lease, holders, lease, record_launch
-from pytest_aorta.launch.sweep import launch_id, pid_namespace, start_ticks
+from pytest_aorta.launch.leases import Lease, holders, lease, record_launch
+from pytest_aorta.launch.sweep import launch_id, pid_namespace
 from tests.distributed.processes import await_true
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
@@ -99,9 +97,9 @@ def waiting(folder: Path, ask: Callable[..., Lease]) -> Iterator[Callable[..., F
     with ThreadPoolExecutor(8) as threads:
 
         def waiting(*args: Any, **kwargs: Any) -> Future[Lease]:
-            claims = len(list(folder.glob("*.claim")))
+            before = len(list(folder.glob("*.waiting")))
             future = threads.submit(ask, *args, **{"wait_s": HANG_S} | kwargs)
-            await_true(lambda: len(list(folder.glob("*.claim"))) > claims)
+            await_true(lambda: len(list(folder.glob("*.waiting"))) > before)
             return future
 
         yield waiting
@@ -115,8 +113,10 @@ def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting
         waits = waiting(1, say=said.append)
         await_true(lambda: said)
         time.sleep(0.2)
-        since = re.escape(f"(pid {os.getpid()}, since ") + r"\d\d:\d\d:\d\d\)"
-        assert re.search(rf"this test: waited 0 s for 1 of 8 resources\n.*GPU-7 held by the other test {since}", *said)
+        since = re.escape(f"the other test (pid {os.getpid()}), since ") + r"\d\d:\d\d:\d\d"
+        assert re.search(
+            rf"this test \(pid \d+\): waited 0.1.* s for 1 of 8 resources\n.*GPU-7 held by .*{since}", *said
+        )
         held.release()
         waits.result().release()
     with ask(8, say=said.append):
@@ -144,7 +144,7 @@ def test_one_resource_too_few_takes_none(ask, folder):
         with pytest.raises(LeaseError):
             ask(8)
         with ask(7):
-            assert sum(len(claim.resources) for claim in holders(folder)) == 8
+            assert len(holders(folder)) == 8
     assert holders(folder) == []
 
 
@@ -155,20 +155,20 @@ def test_end_of_wait_names_holders_and_leaves_nothing(clients, ask, folder):
         ask(2, wait_s=0.3)
     assert 0.3 <= time.monotonic() - began_s < HANG_S
     text = str(caught.value)
-    assert text.startswith("this test: waited 0.3 s for 2 of 8 resources\n")
-    assert f"GPU-5, GPU-6 held by tests/a.py::test_big (pid {client.pid}, since " in text
-    assert [claim.owner for claim in holders(folder)] == ["tests/a.py::test_big"]
-    assert len(list(folder.glob("*.claim"))) == 1
+    assert re.match(r"this test \(pid \d+\): waited 0.3 s for 2 of 8 resources\n", text)
+    assert f"GPU-5, GPU-6 held by tests/a.py::test_big (pid {client.pid}), since " in text
+    assert {holder.owner for holder in holders(folder)} == {f"tests/a.py::test_big (pid {client.pid})"}
+    assert [file.suffix for file in folder.iterdir() if file.name[0] == "0"] == [".holding"]
 
 
 def test_killed_waiter_blocks_no_other_request(clients, ask, folder):
     with ask(1):
         client = clients.start(8)
-        await_true(lambda: len(list(folder.glob("*.claim"))) == 2)
+        await_true(lambda: list(folder.glob("*.waiting")))
         client.kill()
         client.wait()
-        for _ in range(MAX_OVERTAKES + 1):
-            ask(7).release()
+        ask(7).release()
+        assert not list(folder.glob("*.waiting"))
 
 
 def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask):
@@ -213,15 +213,15 @@ def test_waiting_requests_are_served_in_order_of_arrival(ask, waiting):
 
 
 @pytest.mark.parametrize("big", [{"count": 8}, {"count": 1, "exclusive": True}], ids=["all", "exclusive"])
-def test_waiting_request_is_overtaken_a_bounded_number_of_times(ask, waiting, big):
+def test_small_request_waits_behind_one_that_waits_for_the_whole_host(ask, waiting, big):
     held = ask(1)
-    future = waiting(**big)
-    for _ in range(MAX_OVERTAKES):
-        ask(1).release()
-    with pytest.raises(LeaseError):
+    future = waiting(**big, owner="the big one")
+    with pytest.raises(LeaseError, match=r"\n  the big one \(pid \d+\) asked before"):
         ask(1)
+    small = waiting(1)
     held.release()
     future.result().release()
+    small.result().release()
 
 
 @pytest.mark.parametrize(
@@ -254,64 +254,25 @@ def test_folder_of_another_user_is_refused(tmp_path, ask):
         ask(1, folder=tmp_path)
 
 
-class Clock:
-    """A clock that only sleeping moves, by a second; ``events`` happen when their second has come."""
-
-    def __init__(self, events: dict[int, Callable[[], None]]) -> None:
-        self.events = events
-        self.now_s = 0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    time = monotonic
-
-    def sleep(self, _seconds: float) -> None:
-        self.now_s += 1
-        self.events.get(self.now_s, lambda: None)()
-
-
-def test_gate_held_by_a_stopped_process_ends_the_wait(folder, ask, monkeypatch):
-    ask(1).release()
-    monkeypatch.setattr(leases, "time", Clock({}))
-    with (folder / "gate").open() as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        with pytest.raises(LeaseError, match="its gate was locked for 30 s"):
-            ask(1, wait_s=60)
-
-
-def test_gate_of_a_process_that_was_stalled_for_seconds_is_waited_for(folder, ask, monkeypatch):
-    ask(1).release()
-    with (folder / "gate").open() as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        monkeypatch.setattr(leases, "time", Clock({20: lambda: fcntl.flock(gate, fcntl.LOCK_UN)}))
-        with ask(1) as taken:
-            assert taken.resources == POOL[:1]
-
-
-def test_symlink_in_the_place_of_the_gate_is_not_followed(folder, tmp_path, ask):
+def test_symlink_in_the_place_of_a_file_is_not_followed(folder, tmp_path, ask):
     folder.mkdir(mode=0o700)
-    (folder / "gate").symlink_to(tmp_path / "elsewhere")
+    (folder / "host").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LeaseError, match="symbolic link"):
         ask(1)
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.parametrize(
-    ("key", "reason"),
-    [("version", r"\$: unknown key"), ("since_s", r"\$\.since_s: got 1e\+17")],  # no clock shows such a time
-)
-def test_unreadable_claim_of_a_living_process_stops_all_leases(ask, folder, key, reason):
-    with ask(1):
-        [claim] = folder.glob("*.claim")
-        claim.write_text(json.dumps(json.loads(claim.read_text().splitlines()[-1]) | {key: 1e17}) + "\n")
-        with pytest.raises(LeaseError, match=rf"claim of a living process can't be read: {claim.name}: {reason}"):
-            ask(1)
-    ask(1).release()
+@pytest.mark.parametrize("text", ["", "{", "[]\n", '{"version": 1}\n'])
+def test_resource_whose_file_is_damaged_is_leased_while_it_is_locked_and_free_after(ask, folder, text):
+    with ask(1, POOL[:1]):
+        [file] = folder.glob("*.resource")
+        file.write_text(text)
+        with pytest.raises(LeaseError, match="waited 0 s for 1 of 1 resources"):
+            ask(1, POOL[:1])
+    ask(1, POOL[:1]).release()
 
 
 UNSHARE = ("unshare", "--user", "--map-current-user", "--pid", "--fork")
-FIELDS = ("pid_namespace", "start_ticks")
 HOLDER = """
 import sys
 from pathlib import Path
@@ -337,69 +298,48 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def ended_pid() -> int:
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    return process.pid
-
-
-@pytest.fixture
 def wait_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Lease]:
     """Provide a request that ends launches of dead processes without delay."""
-    monkeypatch.setattr(leasing, "STOP_S", -1.0)
+    for name in ("STOP_S", "SAY_S", "LOOK_S"):
+        monkeypatch.setattr(leases, name, 0.05)
     return lambda: lease(["cpu-0"], 1, exclusive=False, wait_s=0.3, folder=folder, owner="this test")
 
 
-def hold(folder: Path, **changes: int) -> Lease:
-    """Return a lease with one launch, whose claim has other values of these fields, or lacks those given as -1."""
+def hold(folder: Path, *, is_dead: bool = True, **changes: int) -> Lease:
+    """Return a lease with one launch, of a process that has ended, and with other values of these fields."""
     held = lease(["cpu-0"], 1, exclusive=False, wait_s=0, folder=folder, owner="holder")
-    [file] = folder.glob("*.claim")
-    claim = json.loads(file.read_text().splitlines()[-1]) | changes
-    file.write_text(json.dumps({name: value for name, value in claim.items() if value != -1}) + "\n")
-    record_launch(held.fds[0], folder.parent / "run")
+    [file] = folder.glob("*.resource")
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes) + "\n")
+    record_launch(held.fds, folder.parent / "run")
+    if is_dead:
+        held.ticket.close()
     return held
 
 
-def test_launch_of_a_dead_process_is_ended_while_its_claim_is_held(folder, rank, ended_pid, wait_for):
-    with hold(folder, pid=ended_pid), pytest.raises(LeaseError, match=rf"\(pid {ended_pid}, dead, but"):
+def test_launch_of_a_dead_process_is_ended_while_its_lease_is_held(folder, rank, wait_for):
+    with hold(folder), pytest.raises(LeaseError, match=r"held by holder \(pid \d+\), dead, but processes \[.*\]"):
         wait_for()
     assert rank.wait(10) < 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "process"),
-    [
-        pytest.param({"pid_namespace": 7}, " of another PID namespace", id="another namespace"),
-        pytest.param(dict.fromkeys(FIELDS, -1), "", id="claim of an older version"),
-    ],
-)
-def test_process_that_can_not_be_judged_keeps_its_ranks_and_its_lease(
-    folder, rank, ended_pid, wait_for, changes, process
-):
-    with hold(folder, pid=ended_pid, **changes):
-        with pytest.raises(LeaseError, match=rf"held by holder \(pid {ended_pid}{process}, since"):
+@pytest.mark.parametrize("changes", [{"is_dead": False}, {"pid_namespace": 7}], ids=["alive", "another namespace"])
+def test_process_that_lives_or_can_not_be_judged_keeps_its_ranks_and_its_lease(folder, rank, wait_for, changes):
+    """A launch of another namespace may have the run folder of one of this namespace."""
+    with hold(folder, **changes):
+        with pytest.raises(LeaseError, match=r"held by holder \(pid \d+\)"):
             wait_for()
         assert rank.poll() is None
 
 
-def test_free_claim_of_another_namespace_keeps_its_ranks_and_its_lease(folder, rank, wait_for):
-    """Its launch may have the run folder of a launch of this namespace, whose ranks would be ended in its place."""
-    hold(folder, pid_namespace=7).release()
-    with pytest.raises(LeaseError, match="of another PID namespace"):
-        wait_for()
-    assert rank.poll() is None
-
-
-def test_process_id_that_another_process_uses_now_is_that_of_a_dead_process(folder, rank, wait_for):
-    with hold(folder, start_ticks=start_ticks(os.getpid()) + 1):
-        with pytest.raises(LeaseError, match=rf"\(pid {os.getpid()}, dead, but"):
-            wait_for()
-        assert rank.wait(10) < 0
+def test_processes_that_a_free_lease_has_left_are_ended_before_the_next_one(folder, rank, wait_for):
+    hold(folder).release()
+    wait_for().release()
+    assert rank.wait(10) < 0
 
 
 @has_namespaces
 @pytest.mark.parametrize(("options", "is_known"), [(["--mount-proc"], True), ([], False)])
-def test_claim_names_the_namespace_of_the_process_ids_that_proc_shows(folder, options, is_known):
+def test_lease_names_the_namespace_of_the_process_ids_that_proc_shows(folder, options, is_known):
     command = [*UNSHARE, *options, sys.executable, "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as container:
         assert container.stdout is not None
@@ -408,4 +348,3 @@ def test_claim_names_the_namespace_of_the_process_ids_that_proc_shows(folder, op
         container.communicate()
     assert (claim.pid_namespace != 0) is is_known
     assert claim.pid_namespace != pid_namespace()
-    assert (claim.is_local, claim.is_dead) == (False, False)

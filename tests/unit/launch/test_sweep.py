@@ -132,8 +132,8 @@ def test_launch_that_has_ended_is_not_looked_for(tmp_path, start):
     leases, run_dir = tmp_path / "leases", tmp_path / "run"
     left = start(ids=launch_ids(run_dir, {}))
     with take(leases, "first") as held:
-        record_launch(held.fds[0], run_dir)
-        record_end(held.fds[0], run_dir)
+        record_launch(held.fds, run_dir)
+        record_end(held.fds, run_dir)
     assert holders(leases) == []
     with take(leases, "second"):
         assert left.poll() is None

@@ -36,7 +36,7 @@ def test_word_of_a_value_gives_the_value_again(name, data):
 
 
 def test_word_of_a_switch_is_its_flag_and_of_no_verdict_is_none():
-    assert BY_NAME["locate"].word(True) == "--aorta-locate"
+    assert BY_NAME["no_locate"].word(True) == "--aorta-no-locate"
     assert BY_NAME["fail_on"].word(frozenset()) == f"--aorta-fail-on={FAIL_ON_NOTHING}"
 
 

@@ -106,9 +106,17 @@ def test_what_ranks_need_not_measure_is_empty_where_they_did_not(tmp_path):
 
 
 def test_ranks_of_an_unedited_script_are_cut_to_the_steps_that_all_have(tmp_path):
-    own = {"loss": [], "series": [{"optimizer": "SGD", "num_steps": 3}], "collective_ms": [0.5, 0.5, 0.5]}
+    own = {
+        "loss": [],
+        "series": [{"optimizer": "SGD", "num_steps": 3, "is_main": True}],
+        "collective_ms": [0.5, 0.5, 0.5],
+    }
     more = {"configured_iterations": 4, "total_iterations": 4, "step_times_ms": [4.0, 3.0, 2.0, 1.0], "overlap": [STEP]}
-    other = own | more | {"series": [{"optimizer": "SGD", "num_steps": 4}], "collective_ms": [1.0, 2.0, 3.0, 4.0]}
+    other = (
+        own
+        | more
+        | {"series": [{"optimizer": "SGD", "num_steps": 4, "is_main": True}], "collective_ms": [1.0, 2.0, 3.0, 4.0]}
+    )
     result = collect(tmp_path, rank_values(**own, overlap_problem="run 1 more step"), rank_values(**other))
     assert result.rank_step_times_ms == [[1.0, 2.0, 3.0], [4.0, 3.0, 2.0]]
     assert [rank.profile.problem for rank in result.ranks] == ["run 1 more step"] * 2

@@ -12,7 +12,7 @@ from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
 from tests.unit.builders import CAUGHT, compared, make_baseline, make_facts, make_options, make_verdict, stored
-from tests.unit.sample_history import entries_of, make_entry, make_history, write_history
+from tests.unit.sample_history import entries_of, make_entry, write_history
 
 CASE = "tests/test_a.py::test_x::fsdp"
 
@@ -93,7 +93,7 @@ def test_link_and_large_file_are_problems_of_their_files(tmp_path, monkeypatch):
 
 
 def test_history_beyond_the_limit_is_refused(tmp_path, monkeypatch):
-    write_history(tmp_path, make_history(cases=1, commits=3, launches=1))
+    write_history(tmp_path, entries_of([10.0, 10.0, 10.0]))
     monkeypatch.setattr(entries, "MAX_TOTAL_BYTES", 1000)
     with pytest.raises(AortaError, match="larger than the 1,000 bytes allowed; move old files"):
         read_history(tmp_path)

@@ -11,7 +11,16 @@ from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Decided, Note, Open, ReferenceKind, VerdictReference, Verdicts
+from pytest_aorta.verdict.verdicts import (
+    Decided,
+    NotApplicable,
+    Note,
+    Open,
+    Reason,
+    ReferenceKind,
+    VerdictReference,
+    Verdicts,
+)
 from tests.unit.builders import (
     UNRECORDED,
     compared,
@@ -167,7 +176,7 @@ def text_of(
     ended = compared(
         case, *launches, platform="cpu-x1-gloo", workload="toy", baseline=str(FILE), notes=(Note("a note"),)
     )
-    again = Repeated(test, ["--aorta-gpus=2"], commit, has_later=bool(commit))
+    again = Repeated(test, ["--aorta-gpus=2"], commit, has_later=bool(commit), is_stored=baseline is not None)
     return comparison_text(ended.replace(suspect=1), failing, again).splitlines()
 
 
@@ -192,7 +201,7 @@ def test_slower_step_says_what_confirms_finds_and_accepts_it(commit):
         f"  baseline  {', '.join([*commit, str(FILE)])}",
         f"  confirm   pytest {test} --aorta-ab={commit[0] if commit else 'HEAD'}",
         *([f"  find      aorta bisect a1b2c3d HEAD -- {test}"] if commit else []),
-        f"  accept    pytest {test} --update-baselines --aorta-record=replace",
+        f"  accept    pytest {test} --update-baselines --aorta-record=replace  # replaces the baseline",
     ]
 
 
@@ -218,10 +227,32 @@ def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
     assert measured.startswith("  measured")
 
 
-@pytest.mark.parametrize(("outcome", "shown"), [(Outcome.REGRESSION, True), (Outcome.INCONCLUSIVE, False)])
-def test_costs_that_went_down_stand_beside_a_regression_as_they_may_be_its_cause(outcome, shown):
+def test_cost_that_went_down_stands_beside_a_regression_as_it_may_be_its_cause():
     gone = "all_reduce float32 over 2 ranks 1 -> 0 a step"
-    fewer = make_verdict(Outcome.IMPROVED, metric="collectives", baseline=5, value=4, delta=-0.2, detail=gone)
-    failing = make_verdict(outcome, metric="weight_hash")
+    fewer = make_verdict(Outcome.CHANGED, metric="collectives", baseline=5, value=4, delta=-0.2, detail=gone)
+    failing = make_verdict(Outcome.REGRESSION, metric="weight_hash")
     text = comparison_text(compared("case", make_facts(), rows=(fewer, failing)), [failing])
-    assert (f"changed   collectives -20.0% (5 -> 4): {gone}" in text) is shown
+    assert f"changed   collectives -20.0% (5 -> 4): {gone}" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "command"),
+    [
+        ("main", Open(), "confirm   pytest a::b --aorta-ab=main --aorta-max-launches=12"),
+        ("", Open(), "confirm   pytest a::b --aorta-max-launches=12"),
+        ("main", NotApplicable(Reason.OLD_CPU_TIMES), ""),
+        ("main", NotApplicable(Reason.UNMARKED_CPU_TIMES), "then pytest a::b --aorta-ab=main"),
+        ("", NotApplicable(Reason.OLD_CPU_TIMES), "confirm   pytest a::b --aorta-ab=HEAD"),
+    ],
+)
+def test_commands_are_those_of_a_run_with_or_without_another_version(version, state, command):
+    row = make_verdict(state, metric="step_time_p50")
+    ended = compared("case", make_facts(), rows=(row,), baseline="x.json")
+    text = comparison_text(ended, [row], Repeated("a::b", version=version))
+    assert command in text
+    assert text.count("pytest ") == bool(command)
+
+
+def test_command_names_the_devices_that_the_run_could_see(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert Repeated("a::b").command() == "CUDA_VISIBLE_DEVICES=2,3 pytest a::b"

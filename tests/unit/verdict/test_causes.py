@@ -110,11 +110,11 @@ def test_rank_that_arrives_last_while_all_hosts_are_late_is_not_the_straggler(si
     )
     # Of two hosts, one is late: the other rank's device is in a collective meanwhile.
     found = straggler(idle(10.3, -20.0, 20.0), USUALLY_BUSY)
-    assert found.note(side) == f"others wait 20 ms/step longer for rank 1 than in the {side}"
+    assert found.note(side) == f"rank 1 is late: others wait 20 ms/step longer for it than in the {side}"
 
 
 def test_slow_rank_is_noted_with_what_the_others_wait():
-    assert straggler(lagging(-0.5, 0.9)).note("baseline") == "others wait 0.9 ms/step for rank 1"
+    assert straggler(lagging(-0.5, 0.9)).note("baseline") == "rank 1 is late: others wait 0.9 ms/step for it"
 
 
 def clocked(mhz: float):

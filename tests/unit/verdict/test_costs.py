@@ -79,21 +79,20 @@ def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, ou
             MORE_GATHERS,
             {str(GATHERS): {"layers.1 at train.py:9": 3, "layers.* at train.py:9": 2}},
             {},
-            "all_gather over 2 ranks, bfloat16 4 -> 5 a step, +1.05 MB "
-            "(now layers.1 at train.py:9 x 3, layers.* at train.py:9 x 2)",
+            "all_gather over 2 ranks, bfloat16 4 -> 5 a step, +1.05 MB (layers.1 at train.py:9 x 3 and 1 other line)",
         ),
         # The other side's places tell new calls from old ones, also where a new line has moved the lines below it.
         (
             MORE_GATHERS,
-            {str(GATHERS): {"train.py:5": 1, "layers.* at train.py:10": 4}},
-            {str(GATHERS): {"layers.* at train.py:9": 4}},
-            "4 -> 5 a step, +1.05 MB (train.py:5)",
+            {str(GATHERS): {"train.py:5 gather(one)": 1, "layers.* at train.py:10 gather(x[1:9])": 4}},
+            {str(GATHERS): {"layers.* at train.py:9 gather(x[1:9])": 4}},
+            "4 -> 5 a step, +1.05 MB (train.py:5 gather(one))",
         ),
         (
             OTHERS,
-            {"aten::sub": {f"a.py:{line}": 180 for line in range(5)}},
+            {"aten::sub": {f"a.py:{line} f({line})": 100 - line for line in range(5)}},
             {},
-            "- aten::add x 900, + aten::sub x 900 (a.py:0 x 180, a.py:1 x 180, a.py:2 x 180, a.py:3 x 180, ...)",
+            "- aten::add x 900, + aten::sub x 900 (a.py:0 f(0) x 100 and 4 other lines)",
         ),
         (
             OTHERS,
@@ -111,7 +110,7 @@ def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, ou
             changed(flops={"aten::mm": 2_000_000}),
             {"aten::mm": {"recomputation in layers.*": 2}},
             {},
-            "aten::mm +1,000,000 (now recomputation in layers.* x 2)",
+            "aten::mm +1,000,000 (recomputation in layers.* x 2)",
         ),
         (
             changed(recompilations=8),
@@ -124,11 +123,36 @@ def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, ou
 )
 def test_places_of_what_came_and_went_follow_it(cost, here, there, detail):
     named = dict.fromkeys((Cost.COLLECTIVES, Cost.OPERATORS, Cost.RECOMPILATIONS), here)
-    before = COSTS.replace(places=dict.fromkeys(named, there)) if there else COSTS
+    before = COSTS.replace(places=dict.fromkeys(named, there))
     placed = cost.replace(places=named)
     marked = dict.fromkeys(("operators", "flops"), "exact")
     rows = judged(placed, placed, before=[launch(before, before)], marked=marked).rows
     assert any(row.detail.endswith(detail) for row in rows if row.outcome is REGRESSION)
+
+
+GONE = changed(collectives=[])
+REDUCED = changed(collectives=[GATHERS.replace(calls=3), GATHERS.replace(kind="reduce_scatter", calls=1)])
+
+
+def test_fewer_collectives_are_no_improvement_beside_a_regression():
+    more_copies = GONE.replace(host_copies={"aten::_local_scalar_dense": 1})
+    verdicts = judged(more_copies, more_copies)
+    assert verdicts["collectives"].outcome is Outcome.CHANGED
+    assert "stale" not in str(verdicts["collectives"])
+    fewer = changed(operators={"aten::mm": 90})
+    assert "stale" in str(judged(fewer, fewer)["operators"])
+
+
+def test_collective_that_is_gone_fails_where_weights_are_not_compared():
+    assert judged(GONE, GONE)["collectives"].outcome is Outcome.IMPROVED
+    without = judged(GONE, GONE, before=[launch(COSTS, COSTS, weight_hashes={})], weight_hashes={})
+    assert without["collectives"].outcome is REGRESSION
+
+
+def test_other_kinds_of_as_many_collectives_are_named_in_place_of_the_change():
+    headline = judged(REDUCED, REDUCED)["collectives"].headline
+    assert headline.startswith("Regression: collectives: all_gather over 2 ranks, bfloat16 4 -> 3 a step")
+    assert headline.endswith("(4 -> 4, limit exact)")
 
 
 def test_unchanged_costs_pass_and_those_that_are_0_have_no_row():

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.result.series import Setting
+from pytest_aorta.result.series import Setting, diverged
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, CostsOfRanks
 from pytest_aorta.verdict.edits import edits
 from tests.unit.builders import make_facts
@@ -13,6 +13,7 @@ from tests.unit.verdict.test_series import launch, series
 LR = {"lr": {"1": 0.01, "2": 0.009}}
 COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_local_scalar_dense": 4})
 GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
+GATHERED = COSTS.replace(collectives=[GATHER])
 
 
 def facts(
@@ -24,7 +25,8 @@ def facts(
     named = {(key, "") if isinstance(key, str) else key: values for key, values in (settings or {}).items()}
     changes["settings"] = [Setting(*key, values) for key, values in named.items()]
     of_ranks = [series(**{"loss": [1.0, 0.5], "weights": {"0": "aa"}} | rank | changes) for rank in ranks or ({}, {})]
-    return launch(*of_ranks, costs=[CostsOfRanks([*range(len(of_ranks))], costs)])
+    replicas = diverged([[rank] for rank in of_ranks])
+    return launch(*of_ranks, costs=[CostsOfRanks([*range(len(of_ranks))], costs)], replicas=replicas)
 
 
 CASES = {
@@ -62,6 +64,19 @@ CASES = {
         facts(settings={"gradients": {"2": "cleared"}}),
         ["gradients of the step before are no longer cleared (zero_grad) from step 2"],
     ),
+    "parameters and a tie": (
+        facts(settings={"tied parameters": {"1": "off"}}, names=["head.weight", "tok.weight"]),
+        facts(settings={"tied parameters": {"1": "head.weight = tok.weight"}}, names=["old", "tok.weight"]),
+        [
+            "parameters: head.weight is new, old is gone",
+            "tied parameters changed: head.weight = tok.weight -> off from step 1",
+        ],
+    ),
+    "collective of gradients": (
+        facts({"weights": {"0": "a", "1": "b"}}, {"weights": {"0": "a", "1": "c"}}),
+        facts({"weights": {"0": "a", "1": "b"}}, {"weights": {"0": "a", "1": "b"}}, costs=GATHERED),
+        ["all_gather over 2 ranks, float32: 2 -> 0 calls a step; replicas differ after step 1"],
+    ),
     "optimizer": (facts(optimizer="SGD"), facts(), ["the optimizer changed: AdamW -> SGD"]),
     "order over ranks": (
         facts({"samples": {"1": ["b", "a"]}}, {"samples": {"1": ["c"]}}),
@@ -78,13 +93,13 @@ CASES = {
     ),
     "collective": (
         facts(costs=COSTS),
-        facts(costs=COSTS.replace(collectives=[GATHER])),
+        facts(costs=GATHERED),
         ["all_gather over 2 ranks, float32: 2 -> 0 calls a step"],
     ),
     "read of a value": (
         facts(costs=COSTS.replace(host_copies={"aten::_local_scalar_dense": 5})),
         facts(),
-        ["the host reads a value 4 -> 5 times a step (.item(), print, float): aten::_local_scalar_dense"],
+        ["the host reads a value 4 -> 5 times a step (.item(), print, float)"],
     ),
     "batch of no loader": (
         facts(costs=COSTS.replace(flops={"aten::mm": 4, "aten::addmm": 2})),

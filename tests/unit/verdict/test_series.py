@@ -324,7 +324,7 @@ def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
         f"collective in the steps of SGD of Net"
     )
     assert line_on([[trained, trained]] * 2).endswith(f": {trained_text}, {trained_text.replace(NAME, f'{NAME} #2')}")
-    lossless = series(num_steps=44, collectives=2)
+    lossless = series(num_steps=44, collectives=2, is_main=True)
     assert line_on([[lossless]] * 2).startswith("no loss is recorded, since the script calls no backward() of one; ")
     assert line_on([[lossless]] * 2, is_simulated=True) == line_on([[lossless], [trained]]) == ""
     many = line_on([[reference] * 9] * 2)
