@@ -2,8 +2,8 @@
 
 Run: python -m benchmarks.verdict.gross [--draws 3000] [--seed 1]
 The recorded launches are 338 of eight programs on 2 shared cores, in stretches of which every second one ran beside a
-process that keeps a core busy (``RECORD_STRETCH=14`` of unchanged.py). Each draw takes the baseline from one stretch of a
-program and five candidates from any stretch of the same program, so that the machine may have become busy.
+process that keeps a core busy (``RECORD_STRETCH=14`` of unchanged.py). Each draw takes the baseline from one stretch of
+a program and five candidates from any stretch of the same program, so that the machine may have become busy.
 """
 
 import argparse

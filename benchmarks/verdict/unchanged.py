@@ -135,6 +135,7 @@ def stretches(path: Path) -> dict[tuple[str, int, int], list[LaunchFacts]]:
 
 
 def prior(launch: LaunchFacts) -> Callable[[Metric], VarianceComponents]:
+    """Return the prior that nothing but the device determines."""
     return partial(default_variance, device=launch.device)
 
 

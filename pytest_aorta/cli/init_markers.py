@@ -61,7 +61,7 @@ def fitted(pair: Pair, world: World) -> Fit:
     compares = not on_cpu or bool(first.weight_hashes or first.series or costs)
     if on_cpu:
         said.append(
-            "of the times of CPU ranks, gross changes alone are compared: steps twice as slow, and a rank that is late"
+            "of CPU ranks' times, only gross changes are compared: steps twice as slow, and a rank that is late"
         )
         if pair.settings["record"] and pinned_cpu_kernels():
             said.append(
