@@ -11,9 +11,11 @@ from pytest_aorta.cli.target import (
     ScriptTarget,
     WorkloadTarget,
     add_config,
+    add_drawing,
     add_shared,
     given_options,
     given_target,
+    write_drawing,
 )
 from pytest_aorta.common.errors import DevicesUnavailable, ResultError, UsageError
 from pytest_aorta.common.files import raised_as, write_json
@@ -24,6 +26,7 @@ from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import check_profiler, integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
+from pytest_aorta.report.timeline import drawn_schedules
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.session import Session, TestSpec
@@ -62,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
     )
     add_config(parser)
+    add_drawing(parser)
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script."
     parser.set_defaults(run=run, args=())
@@ -76,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch failed; earlier trials are kept.
     """
     options, trials = given_options(arguments), arguments.trials
-    check_profiler(options.profiler.tool, "--profiler")
+    check_profiler(options.profiler, "--profiler")
     target = given_target(
         options, arguments.workload, arguments.script, arguments.args, arguments.config, arguments.assignments
     )
@@ -95,6 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
                 emit([f"  {note}" for note in test.record.launches[-1].traces])
                 sys.stdout.flush()
+    if arguments.draw:
+        drawing = drawn_schedules([group.schedule for group in results[-1].facts.schedules[:1]])
+        panels = [(f"{results[-1].workload} on {results[-1].platform}", drawing)] if drawing else []
+        write_drawing(arguments.draw, panels, results[-1].facts.description.graph_problem)
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
     return ExitCode.PROBLEM if failed else ExitCode.OK

@@ -1,14 +1,28 @@
-"""``aorta scale``: shows how the costs of a step on one rank grow with the number of ranks, in simulated worlds."""
+"""``aorta scale``: shows how the costs of a step on one rank grow with the number of ranks, in simulated worlds.
+
+The step's graph of streams is played on the nominal machine too: on how many ranks communication hides no longer.
+"""
 
 import argparse
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.pytest_run import run_pytest, unfinished
-from pytest_aorta.cli.target import ScriptTarget, WorkloadTarget, add_config, add_shared, given_options, given_target
+from pytest_aorta.cli.target import (
+    ScriptTarget,
+    WorkloadTarget,
+    add_config,
+    add_drawing,
+    add_shared,
+    given_options,
+    given_target,
+    write_drawing,
+)
 from pytest_aorta.common.errors import ResultError, UsageError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.processes import terminable
@@ -17,10 +31,14 @@ from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import Options, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.report.timeline import BETWEEN_HOSTS, IN_HOST, Bars, Drawing, Row, drawn_schedules
 from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.reading import read_result
+from pytest_aorta.result.trace.overlap import Lane
 from pytest_aorta.result.trace.profiled_steps import Cost
+from pytest_aorta.result.trace.schedule import NOMINAL, Schedule, play
+from pytest_aorta.result.trace.step_graph import StepGraph
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
@@ -31,6 +49,11 @@ SHARED = ("timeout", "workloads")
 _COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory")
 # A change of less than this is no growth.
 _LEAST_GROWTH = 0.01
+_SCHEDULED = ("ranks", "overlap", "exposed in a host", "between hosts", "step", "nothing to hide under")
+# Communication hides no longer where this much more of the step is exposed than on the fewest ranks.
+_MORE_EXPOSED = 0.05
+# Multiples of a rank's FLOPs that are tried.
+_WORKS = (2, 4, 8, 16, 32, 64)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank", metavar="N", type=integer_from(0), default=0, help="the rank to simulate (default: 0)"
     )
     add_config(parser)
+    add_drawing(parser)
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script, or options of the test's pytest."
     parser.set_defaults(run=run, args=())
@@ -83,15 +107,20 @@ def run(arguments: argparse.Namespace) -> int:
         target = given_target(options, workload, script, args, arguments.config, arguments.assignments)
         results = _of_target(target, options, *places)
     rows, lines = list[tuple[str, ...]](), list[str]()
+    graphs: dict[int, StepGraph] = {}
     before: WorkloadResult | None = None
     try:
         for result in results:
             rows.append(cells(result))
             lines += growth(before, result) if before else ()
+            if result.facts.schedules and result.costs[0] and result.costs[0].graph:
+                graphs[result.world_size] = result.costs[0].graph
             before = result
     finally:
         if rows:
-            emit([*aligned([_COLUMNS, *rows], [""] * (len(rows) + 1)), *lines])
+            emit([*aligned([_COLUMNS, *rows], [""] * (len(rows) + 1)), *lines, *scheduled(graphs)])
+    if arguments.draw:
+        write_drawing(arguments.draw, panels(graphs))
     return ExitCode.OK
 
 
@@ -169,3 +198,81 @@ def _bytes_by_kind(result: WorkloadResult) -> Counter[str]:
 
 def _num_steps(result: WorkloadResult) -> int:
     return max((series.num_steps for series in result.ranks[0].series), default=result.total_iterations)
+
+
+def scheduled(graphs: Mapping[int, StepGraph]) -> list[str]:
+    """Return a line for each size on the nominal machine, where communication hides no longer, and what hides it."""
+    known = {size: (graph, play(graph)) for size, graph in graphs.items()}
+    if not known:
+        return []
+    rows = [
+        (
+            f"{size:,}",
+            f"{schedule.overlap_ratio:.3f}",
+            *(format_value(part_ms, "ms") for part_ms in exposed_ms(schedule)),
+            format_value(schedule.step_ms, "ms"),
+            f"{schedule.serialized} of {counted(schedule.collectives, 'collective')}",
+        )
+        for size, (_, schedule) in known.items()
+    ]
+    lines = ["on the nominal machine:", *aligned([_SCHEDULED, *rows], [""] * (len(rows) + 1))]
+    schedules = [schedule for _, schedule in known.values()]
+    allowed = _exposed(schedules[0]) + _MORE_EXPOSED
+    beyond = {size: graph for size, (graph, schedule) in known.items() if _exposed(schedule) > allowed}
+    if beyond:
+        place = [*known].index(size := min(beyond))
+        former, now = schedules[place - 1 : place + 1]
+        lines.append(
+            f"{size:,} ranks: communication hides no longer: {_exposed(now):.0%} of the step is exposed, "
+            f"{_exposed(former):.0%} before; it grew most for {_grown(former, now)}"
+        )
+    for size, graph in beyond.items():
+        works = [work for work in _WORKS if _exposed(play(_with_work(graph, work))) <= allowed]
+        lines.append(
+            f"{size:,} ranks: {works[0]} times the FLOPs of a rank, such as its batch, hide it again"
+            if works
+            else f"{size:,} ranks: not even {_WORKS[-1]} times the FLOPs of a rank hide it"
+        )
+    return lines
+
+
+def _grown(former: Schedule, now: Schedule) -> str:
+    """Return the collectives, without numbers of layers, whose exposed time grew most."""
+    grown: Counter[str] = Counter()
+    for sign, schedule in ((-1, former), (1, now)):
+        for one in schedule.issued:
+            name = re.sub(r"\d+", "*", f"{one.name} of {one.of}" if one.of else one.name)
+            grown[name] += sign * round(one.exposed_us)
+    return grown.most_common(1)[0][0]
+
+
+def _with_work(graph: StepGraph, factor: int) -> StepGraph:
+    return graph.replace(nodes=[node.replace(flops=factor * node.flops) for node in graph.nodes])
+
+
+def panels(graphs: Mapping[int, StepGraph]) -> list[tuple[str, Drawing]]:
+    """Return a drawing of the parts of each size's step on the nominal machine, and one of each size's streams."""
+    schedules = {counted(size, "rank"): play(graph) for size, graph in graphs.items()}
+    drawn = [(name, drawing) for name, schedule in schedules.items() if (drawing := drawn_schedules([schedule]))]
+    rows = [Row(name, _parts(schedule)) for name, schedule in schedules.items()]
+    whole = max((drawing.end for _, drawing in drawn), default=0.0)
+    return [("on the nominal machine", Drawing(rows, whole)), *drawn] if drawn else []
+
+
+def _parts(schedule: Schedule) -> list[Bars]:
+    within, between = exposed_ms(schedule)
+    edges = pairwise(accumulate((schedule.step_ms - within - between, within, between), initial=0.0))
+    kinds = (Lane.COMPUTE, IN_HOST, BETWEEN_HOSTS)
+    return [Bars(kind, [span]) for kind, span in zip(kinds, edges, strict=True) if span[1] > span[0]]
+
+
+def exposed_ms(schedule: Schedule) -> tuple[float, float]:
+    """Return the exposed communication of groups within a host, and of those over several hosts."""
+    total_us = sum(one.exposed_us for one in schedule.issued)
+    between_us = sum(one.exposed_us for one in schedule.issued if one.group_size > NOMINAL.ranks_per_host)
+    between = schedule.exposed_ms * between_us / (total_us or 1)
+    return schedule.exposed_ms - between, between
+
+
+def _exposed(schedule: Schedule) -> float:
+    return schedule.exposed_ms / schedule.step_ms

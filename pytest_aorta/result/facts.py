@@ -14,7 +14,6 @@ from msgspec import Meta, field
 from numpy.typing import NDArray
 
 from pytest_aorta.common.model import (
-    CanaryPart,
     Count,
     Fact,
     Finite,
@@ -179,7 +178,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         late_ms: how much less it waits in nine steps of ten, at least; likewise.
         memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
         memory_growth_bytes: its growth within the launch on each rank, likewise.
-        canary_ms: the times of the canary's parts on the slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.overlap.Part`; empty if no
             step was profiled.
@@ -210,7 +208,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     late_ms: list[Finite] = field(default_factory=list)
     memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
-    canary_ms: dict[CanaryPart, Milliseconds]
     exposed_ms: dict[CollectiveKind, Milliseconds] = field(default_factory=dict)
     breakdown_ms: dict[PartName, Milliseconds] = field(default_factory=dict)
     sm_clock_mhz: Annotated[float, Meta(ge=0)] | None = None
@@ -300,7 +297,6 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         memory_growth_bytes=_short(
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
         ),
-        canary_ms=_canary(result),
         exposed_ms=_exposed(result.overlap),
         breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
@@ -353,12 +349,6 @@ def _breakdown(result: WorkloadResult, p50_ms: float) -> Breakdown | None:
     # If a head start failed, its steps show neither the overlap that dependencies allow nor that of the timed steps.
     was_ahead = all(lead.succeeded for lead in result.head_start)
     return break_down(result.overlap if was_ahead else as_run, as_run, p50_ms)
-
-
-def _canary(result: WorkloadResult) -> dict[str, float]:
-    """Return each part's time on its slowest rank, the better of before and after: disturbances seldom hit both."""
-    before, after = result.canary_before, result.canary_after
-    return {name: _short(min(max(before[name]), max(after.get(name, before[name])))) for name in sorted(before)}
 
 
 def _environment(result: WorkloadResult) -> dict[str, Any]:

@@ -40,11 +40,8 @@ _COMPUTE_OF_LAG = 0.5
 STEP_GROWTH = ByDevice(0.03, cpu=0.5)
 # Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
 MEMORY_GROWTH = 0.03
-# The least slowdown of the canary against the baseline that is reported.
-CANARY_CHANGE = ByDevice(0.05, cpu=1.0)
 # The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
 CLOCK_CHANGE = 0.05
-_CANARY_PARTS = {"gemm_ms": "matrix products", "all_reduce_ms": "all-reduces"}
 
 
 @dataclass(frozen=True)
@@ -137,16 +134,13 @@ def notes_on(
 ) -> tuple[tuple[Note, ...], int | None]:
     """Return the notes on a comparison, and the suspect rank.
 
-    A straggler explains slower steps; a slow machine, times that differ alone.
+    A straggler explains slower steps.
     """
     failed = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION}
-    open_kinds = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.INCONCLUSIVE}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
     late = Note(slow.note(side), NoteKind.CAUSE if slow.idle_ms is not None else NoteKind.EDIT) if slow else None
     found = [*_split_note(rows, launches, others), *notes(launches, others, side)]
-    is_time_alone = failed <= {MetricKind.TIMING} and MetricKind.TIMING in failed | open_kinds
-    found += _canary_notes(launches, others, side) if is_time_alone else []
     uncompared = (Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side))
     return (
         *((late,) if late else ()),
@@ -222,21 +216,6 @@ def _throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchF
 
 def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
     return [launch.sm_clock_mhz for launch in launches if launch.sm_clock_mhz is not None]
-
-
-def _canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
-    """Return lines on parts of the canary that were slower than in the reference launches, beyond their range."""
-    found = []
-    for name, part in _CANARY_PARTS.items():
-        here = [launch.canary_ms[name] for launch in launches if name in launch.canary_ms]
-        there = [launch.canary_ms[name] for launch in reference if name in launch.canary_ms]
-        if not here or not there or not median(there):
-            continue
-        change = median(here) / median(there) - 1
-        if change > CANARY_CHANGE[launches[0].device] and _clearly_above(here, there):
-            longer = f"{change:.0%} longer for {part} than in the {side}"
-            found.append(f"the speed check of the machine took {longer}; suspect the machine")
-    return found
 
 
 def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:

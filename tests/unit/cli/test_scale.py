@@ -1,11 +1,16 @@
 """``aorta scale``: the table and what explains it, of made-up results."""
 
+import re
+
 import pytest
 
 from pytest_aorta.cli.main import main, parser
-from pytest_aorta.cli.scale import cells, growth
+from pytest_aorta.cli.scale import cells, growth, panels, scheduled
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs
+from pytest_aorta.result.trace.schedule import play
+from pytest_aorta.result.trace.step_graph import StepGraph
 from tests.unit.builders import make_result
+from tests.unit.step_graphs import fsdp_step
 
 
 def result(size, gathered, *, reduced=None, memory=None, padded=None, steps=5):
@@ -40,6 +45,47 @@ def test_what_grows_is_explained(before, after, shows):
     text = "\n".join(growth(before, after))
     assert bool(text) == bool(shows)
     assert all(part in text for part in shows)
+
+
+def scaled(*sizes: int) -> dict[int, StepGraph]:
+    """Return a step of six layers whose collectives run over so many ranks, by this number."""
+    graph = fsdp_step()
+    return {
+        size: graph.replace(
+            nodes=[node.replace(group_size=size) if node.group_size > 1 else node for node in graph.nodes]
+        )
+        for size in sizes
+    }
+
+
+def test_schedule_tells_where_communication_hides_no_longer_and_which_work_hides_it():
+    graphs = scaled(2, 8, 64, 1024)
+    title, _, *rows = scheduled(graphs)
+    assert title == "on the nominal machine:"
+    cells = [re.split(r"  +", row) for row in rows[:4]]
+    assert [float(row[1]) for row in cells] == sorted((float(row[1]) for row in cells), reverse=True)
+    assert [row[3] == "0 ms" for row in cells] == [True, True, False, False]
+    assert "it grew most for all_gather of layers.*" in rows[4]
+    size, factor = (
+        int(re.search(part, rows[-1])[1].replace(",", "")) for part in (r"^([\d,]+) ranks", r": (\d+) times")
+    )
+    nodes = [node.replace(flops=node.flops * factor) for node in graphs[size].nodes]
+    hidden, fewest = (play(one) for one in (graphs[size].replace(nodes=nodes), graphs[2]))
+    assert hidden.exposed_ms / hidden.step_ms < fewest.exposed_ms / fewest.step_ms + 0.05
+
+
+def test_schedules_that_hide_alike_have_no_advice_and_without_a_graph_nothing_is_said():
+    assert len(scheduled(scaled(2, 3))) == 4
+    assert scheduled({}) == []
+
+
+def test_each_size_is_drawn_below_the_parts_of_all():
+    (_, parts), *streams = panels(scaled(2, 64))
+    assert [[bars.kind for bars in row.bars] for row in parts.rows] == [
+        ["compute", "exposed in a host"],
+        ["compute", "exposed between hosts"],
+    ]
+    assert [name for name, _ in streams] == ["2 ranks", "64 ranks"]
 
 
 @pytest.mark.parametrize(
