@@ -213,7 +213,8 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     others = [row for row in rows if not row.remedy]
     lines = [row.headline for row in others]
     if not failing:
-        none = "no metric has a tolerance, and the launch has no weight hash; name one in a marker, such as tolerance(step_time_p50='10%')"
+        marker = "tolerance(step_time_p50='10%')"
+        none = f"no metric has a tolerance, and the launch has no weight hash; name one in a marker, such as {marker}"
         what = "Not recorded, since nothing would be compared" if again and again.is_recording else "Nothing compared"
         lines = [f"{what}: {', '.join(row.metric for row in rows) or none}"]
     if others and failing and comparison.suspect is not None and metric_of(others[0].metric).kind is MetricKind.TIMING:
