@@ -79,7 +79,7 @@ def main() -> None:
                     stored = rng.sample(rng.choice(known), recorded)
                     candidates, step_ms = rng.sample(rng.choice(known), MAX_LAUNCHES), median_step_ms(stored)
                     verdicts = rows(stored, [change(one, step_ms) for one in candidates])
-                    num_launches += max(row.launches for row in verdicts)
+                    num_launches += max((row.launches for row in verdicts), default=1)
                     for row in verdicts:
                         found[row.metric][row.outcome] += 1
                     if planted == "nothing":

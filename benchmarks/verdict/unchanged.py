@@ -130,7 +130,9 @@ def stretches(path: Path) -> dict[tuple[str, int, int], list[LaunchFacts]]:
         launch = json.loads(line)
         here = launch["case"], launch["busy"]
         number, last = number + (here != last), here
-        found[*here, number].append(convert(launch["facts"], LaunchFacts, str(path)))
+        # Launches may have been recorded when there were other facts.
+        facts = {name: value for name, value in launch["facts"].items() if name in LaunchFacts.__struct_fields__}
+        found[*here, number].append(convert(facts, LaunchFacts, str(path)))
     return {key: launches for key, launches in found.items() if len(launches) > BASELINE}
 
 
