@@ -15,7 +15,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
-from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
+from pytest_aorta.plan.options import DRAWN_SUFFIX, FINDINGS_SUFFIX, Options
 from pytest_aorta.plugin.markers import can_launch
 
 if TYPE_CHECKING:
@@ -146,11 +146,11 @@ class Controller:
         self.failed: set[str] = set()
         self.ended_by = ""
         self.has_collection_error = False
-        if run.options.markdown is not None:
+        if (file := run.options.markdown) is not None:
             # They can't be taken for those of this run if the process is killed. Errors are reported by the writer.
-            for path in (run.options.markdown, run.options.markdown.with_suffix(FINDINGS_SUFFIX)):
+            for suffix in (file.suffix, FINDINGS_SUFFIX, DRAWN_SUFFIX):
                 with suppress(OSError):
-                    path.unlink(missing_ok=True)
+                    file.with_suffix(suffix).unlink(missing_ok=True)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Note Ctrl-C or ``pytest.exit``, which can give the run any exit status."""

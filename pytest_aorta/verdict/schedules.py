@@ -84,7 +84,7 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
 
 def _values(schedule: Schedule) -> Schedule:
     """Return the values of a schedule, without what explains them."""
-    return schedule.replace(issued=[])
+    return schedule.values
 
 
 def _numbered(issued: Sequence[Issued]) -> dict[tuple[str, str, int], Issued]:

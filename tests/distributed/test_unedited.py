@@ -12,7 +12,7 @@ from pytest_aorta.result.folder import steps_entered
 from tests.distributed.test_init import run
 from tests.distributed.test_own_scripts import aorta
 
-COSTS = r"collectives (\d+), collective_bytes ([\d,]+) B, flops ([\d,]+),"
+COSTS = r"(?s)collectives: (\d+).* collective_bytes: ([\d,]+) B.* flops: ([\d,]+)"
 LOOPS = Path(__file__).parent / "scripts" / "own_loops.py"
 
 

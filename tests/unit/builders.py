@@ -316,7 +316,12 @@ def make_provenance(**changes: Any) -> Provenance:
 
 
 # Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
-BY_RANK = {"memory_bytes": "memory_bytes", "boundary_hashes": "boundary_hashes", "elapsed": "elapsed_sec"}
+BY_RANK = {
+    "memory_bytes": "memory_bytes",
+    "boundary_hashes": "boundary_hashes",
+    "elapsed": "elapsed_sec",
+    "costs": "costs",
+}
 BY_NAME = {"rank_metrics": "metrics", "canary_before": "canary_before", "canary_after": "canary_after"}
 OF_PROFILE = {
     "overlap": "steps",

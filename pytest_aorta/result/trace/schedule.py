@@ -13,12 +13,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import Count, Milliseconds, Model
-from pytest_aorta.result.trace.overlap import difference, length, union
+from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, coarsened, difference, length, union
 from pytest_aorta.result.trace.profiled_steps import BUS_FACTORS, distinct
 from pytest_aorta.result.trace.step_graph import Node, StepGraph, Work
 
@@ -96,6 +96,9 @@ class Issued(Model, frozen=True, omit_defaults=True):
         awaited_by: The first matrix product that waits for it; empty if none does.
         serialized: Whether every matrix product comes before it or after it.
         exposed_us: Its time on the nominal machine during which nothing is computed, in microseconds.
+        begin_us, end_us: When it runs there.
+        behind: Name of the other stream whose work ends last of what it waits for; empty if that is its own.
+        group_size: Number of ranks.
         place: Line of the user's program that issued it; empty unless a launch locates costs.
     """
 
@@ -106,6 +109,10 @@ class Issued(Model, frozen=True, omit_defaults=True):
     awaited_by: str = ""
     serialized: bool = False
     exposed_us: float = 0.0
+    begin_us: float = 0.0
+    end_us: float = 0.0
+    behind: str = ""
+    group_size: Count = 1
     place: str = ""
 
 
@@ -119,6 +126,7 @@ class Schedule(Model, frozen=True, omit_defaults=True):
         exposed_ms: Time of communication during which it does not, in ms.
         step_ms: Time of the step, in ms.
         issued: Each collective, in order of issue; of a baseline, in one launch alone.
+        computing_us: Begins and ends of compute, for drawing; of a baseline, in the same launch alone.
         unseen: What the graph lacks, by name.
     """
 
@@ -128,7 +136,13 @@ class Schedule(Model, frozen=True, omit_defaults=True):
     exposed_ms: Milliseconds
     step_ms: Milliseconds
     issued: Annotated[list[Issued], Meta(max_length=_MOST_COLLECTIVES)] = field(default_factory=list)
+    computing_us: list[tuple[float, float]] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
+
+    @property
+    def values(self) -> Schedule:
+        """Return the schedule without what explains its values."""
+        return self.replace(issued=[], computing_us=[])
 
 
 class ScheduleOfRanks(Model, frozen=True):
@@ -144,7 +158,7 @@ class ScheduleOfRanks(Model, frozen=True):
 
     def condensed(self) -> ScheduleOfRanks:
         """Return the schedule as a baseline stores it, in which another launch names the collectives."""
-        return self.replace(schedule=self.schedule.replace(issued=[]))
+        return self.replace(schedule=self.schedule.values)
 
 
 def distinct_schedules(graphs: Sequence[StepGraph | None], numbers: Sequence[int]) -> list[ScheduleOfRanks]:
@@ -174,6 +188,8 @@ def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
 
     def row(number: int) -> Issued:
         node, earlier, later = nodes[number], before[number], after[number]
+        begin, end = spans[number]
+        last = nodes[max(node.after, key=lambda one: spans[one][1])].stream if node.after else node.stream
         return Issued(
             node.name,
             node.of,
@@ -182,6 +198,10 @@ def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
             names[(later & -later).bit_length() - 1] if later else "",
             (earlier | later).bit_count() == len(products),
             length(difference(union([spans[number]]), computing)) / _NS_PER_US,
+            begin / _NS_PER_US,
+            end / _NS_PER_US,
+            "" if last == node.stream else graph.streams[last],
+            node.group_size,
             node.place,
         )
 
@@ -193,6 +213,9 @@ def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
         exposed_ms=exposed_ns / _NS_PER_MS,
         step_ms=max(end for _, end in spans) / _NS_PER_MS,
         issued=rows[:_MOST_COLLECTIVES],
+        computing_us=cast(
+            "list[tuple[float, float]]", (coarsened(computing, MAX_LANE_INTERVALS) / _NS_PER_US).tolist()
+        ),
         unseen=graph.unseen,
     )
 
