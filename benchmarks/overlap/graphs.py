@@ -2,8 +2,8 @@
 
 Run: python -m benchmarks.overlap.graphs [--device cuda] [--ranks 8] [VARIANT...]
 
-Each variant runs as one rank of a simulated world. The rows of CPU ranks, of a GPU and of another number of ranks have to
-be equal.
+Each variant runs as one rank of a simulated world. The rows of CPU ranks, of a GPU and of another number of ranks have
+to be equal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pytest_aorta.worker.simulation import simulate_world
 LAYERS, DIM, TOKENS = 6, 256, 32
 
 
-def fsdp2(device: torch.device, *units: int, **options: object) -> nn.Sequential:
+def _fsdp2(device: torch.device, *units: int, **options: object) -> nn.Sequential:
     """Return layers under FSDP2, ``units`` of them in a unit in turn; else each in its own."""
     model = nn.Sequential(*[nn.Linear(DIM, DIM, bias=False) for _ in range(LAYERS)]).to(device)
     layers = list(model)
@@ -38,66 +38,69 @@ def fsdp2(device: torch.device, *units: int, **options: object) -> nn.Sequential
     return fully_shard(model, **options)
 
 
-def current(device: torch.device) -> object:
+def _current(device: torch.device) -> object:
     return torch.get_device_module(device).current_stream()
 
 
-def of_units(model: nn.Sequential) -> object:
+def _of_units(model: nn.Sequential) -> object:
     return model[0]._get_fsdp_state()._comm_ctx
 
 
-def one_stream(device: torch.device) -> nn.Module:
-    model = fsdp2(device)
+def _one_stream(device: torch.device) -> nn.Module:
+    model = _fsdp2(device)
     for module in (model, *model):
-        module._get_fsdp_state()._comm_ctx.get_all_gather_streams = lambda *_: (current(device), current(device))
+        module._get_fsdp_state()._comm_ctx.get_all_gather_streams = lambda *_: (_current(device), _current(device))
     return model
 
 
-def each(model: nn.Sequential, change: Callable[[nn.Module, int], object]) -> nn.Module:
+def _each(model: nn.Sequential, change: Callable[[nn.Module, int], object]) -> nn.Module:
     for number, layer in enumerate(model):
         change(layer, number)
     return model
 
 
-def before(model: nn.Sequential, call: Callable[[nn.Module], object]) -> nn.Module:
-    return each(
+def _before(model: nn.Sequential, call: Callable[[nn.Module], object]) -> nn.Module:
+    return _each(
         model, lambda layer, _: layer.register_forward_pre_hook(lambda *_: (call(layer), None)[1], prepend=True)
     )
 
 
-def gathers_wait(device: torch.device) -> nn.Module:
-    model = fsdp2(device)
-    return before(model, lambda _: of_units(model).all_gather_stream.wait_stream(current(device)))
+def _gathers_wait(device: torch.device) -> nn.Module:
+    model = _fsdp2(device)
+    return _before(model, lambda _: _of_units(model).all_gather_stream.wait_stream(_current(device)))
 
 
-def reductions_wait(device: torch.device) -> nn.Module:
-    model = fsdp2(device)
-    wait = lambda *_: current(device).wait_stream(of_units(model).reduce_scatter_stream)
-    return each(model, lambda layer, _: layer.register_full_backward_pre_hook(wait))
+def _reductions_wait(device: torch.device) -> nn.Module:
+    model = _fsdp2(device)
+
+    def wait(*_: object) -> None:
+        _current(device).wait_stream(_of_units(model).reduce_scatter_stream)
+
+    return _each(model, lambda layer, _: layer.register_full_backward_pre_hook(wait))
 
 
-def reduces_in_each(device: torch.device) -> nn.Module:
+def _reduces_in_each(device: torch.device) -> nn.Module:
     total = torch.zeros(1024, device=device)
-    return before(fsdp2(device), lambda _: dist.all_reduce(total))
+    return _before(_fsdp2(device), lambda _: dist.all_reduce(total))
 
 
-def reads_in_each(device: torch.device) -> nn.Module:
+def _reads_in_each(device: torch.device) -> nn.Module:
     value = torch.zeros((), device=device)
-    return before(fsdp2(device), lambda _: value.item())
+    return _before(_fsdp2(device), lambda _: value.item())
 
 
-def ddp(device: torch.device, bucket_cap_mb: float = 0.3, **options: object) -> nn.Module:
+def _ddp(device: torch.device, bucket_cap_mb: float = 0.3, **options: object) -> nn.Module:
     model = nn.Sequential(*[nn.Linear(DIM, DIM, bias=False) for _ in range(LAYERS)]).to(device)
     return DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, **options)
 
 
-def ddp_hook(device: torch.device) -> nn.Module:
-    model = ddp(device)
+def _ddp_hook(device: torch.device) -> nn.Module:
+    model = _ddp(device)
     model.register_comm_hook(None, allreduce_hook)
     return model
 
 
-def by_hand(device: torch.device, after: str) -> nn.Module:
+def _by_hand(device: torch.device, after: str) -> nn.Module:
     """Reduce gradients as they come, or after the backward pass."""
     model = nn.Sequential(*[nn.Linear(DIM, DIM, bias=False) for _ in range(LAYERS)]).to(device)
     model.after, model.works = after, []
@@ -110,30 +113,30 @@ def by_hand(device: torch.device, after: str) -> nn.Module:
 
 
 VARIANTS: dict[str, Callable[[torch.device], nn.Module]] = {
-    "fsdp2": fsdp2,
-    "fsdp2, forward prefetch of two": lambda device: each(
-        model := fsdp2(device), lambda layer, at: layer.set_modules_to_forward_prefetch(list(model)[at + 1 : at + 3])
+    "fsdp2": _fsdp2,
+    "fsdp2, forward prefetch of two": lambda device: _each(
+        model := _fsdp2(device), lambda layer, at: layer.set_modules_to_forward_prefetch(list(model)[at + 1 : at + 3])
     ),
-    "fsdp2, no reshard": lambda device: fsdp2(device, reshard_after_forward=False),
-    "fsdp2, two layers a unit": lambda device: fsdp2(device, 2, 2, 2),
-    "fsdp2, three layers a unit": lambda device: fsdp2(device, 3, 3),
-    "fsdp2, one unit": lambda device: fsdp2(device, 6),
-    "fsdp2, gathers on the compute stream": one_stream,
-    "fsdp2, gathers wait for compute": gathers_wait,
-    "fsdp2, backward waits for reductions": reductions_wait,
-    "fsdp2, no prefetch in backward": lambda device: each(
-        fsdp2(device), lambda layer, _: layer.set_modules_to_backward_prefetch([layer])
+    "fsdp2, no reshard": lambda device: _fsdp2(device, reshard_after_forward=False),
+    "fsdp2, two layers a unit": lambda device: _fsdp2(device, 2, 2, 2),
+    "fsdp2, three layers a unit": lambda device: _fsdp2(device, 3, 3),
+    "fsdp2, one unit": lambda device: _fsdp2(device, 6),
+    "fsdp2, gathers on the compute stream": _one_stream,
+    "fsdp2, gathers wait for compute": _gathers_wait,
+    "fsdp2, backward waits for reductions": _reductions_wait,
+    "fsdp2, no prefetch in backward": lambda device: _each(
+        _fsdp2(device), lambda layer, _: layer.set_modules_to_backward_prefetch([layer])
     ),
-    "fsdp2, an all-reduce in each layer": reduces_in_each,
-    "fsdp2, a value read in each layer": reads_in_each,
-    "ddp": ddp,
-    "ddp, buckets of two layers": lambda device: ddp(device, 0.6),
-    "ddp, one bucket": lambda device: ddp(device, 25),
-    "ddp, static graph": lambda device: ddp(device, static_graph=True),
-    "ddp, gradients as views": lambda device: ddp(device, gradient_as_bucket_view=True),
-    "ddp, hook": ddp_hook,
-    "reduced by hand in backward": lambda device: by_hand(device, "each"),
-    "reduced by hand after backward": lambda device: by_hand(device, "all"),
+    "fsdp2, an all-reduce in each layer": _reduces_in_each,
+    "fsdp2, a value read in each layer": _reads_in_each,
+    "ddp": _ddp,
+    "ddp, buckets of two layers": lambda device: _ddp(device, 0.6),
+    "ddp, one bucket": lambda device: _ddp(device, 25),
+    "ddp, static graph": lambda device: _ddp(device, static_graph=True),
+    "ddp, gradients as views": lambda device: _ddp(device, gradient_as_bucket_view=True),
+    "ddp, hook": _ddp_hook,
+    "reduced by hand in backward": lambda device: _by_hand(device, "each"),
+    "reduced by hand after backward": lambda device: _by_hand(device, "all"),
 }
 
 
@@ -186,6 +189,7 @@ def related(graph: StepGraph) -> str:
 
 
 def main() -> None:
+    """Print a line for each variant."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, default=8)

@@ -14,6 +14,8 @@ _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::convolution_o
 _CONVOLUTION_BACKWARD = "aten::convolution_backward"
 # Operators that write no element of the tensor that they return.
 _WITHOUT_WORK = ("aten::set_", "aten::resize_", "aten::detach_", "aten::requires_grad_", "aten::record_stream")
+# Namespaces of operators that wrap tensors or request collectives.
+_WITHOUT_TENSORS = ("c10d", "_c10d_functional", "profiler", "prim")
 
 
 def flops_of(name: str, args: Mapping[str, Any]) -> int | None:
@@ -48,13 +50,11 @@ def flops_of(name: str, args: Mapping[str, Any]) -> int | None:
 @functools.cache
 def is_view(name: str) -> bool:
     """Return whether an operator of a trace returns an argument of it without reading or writing it."""
-    if name in _WITHOUT_WORK:
-        return True
     namespace, _, operator = name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace, None), operator, None) if "::" in name else None
-    # Nodes of autograd and annotations are no operators; what they call is.
-    if not isinstance(packet, OpOverloadPacket):
-        return not name.startswith("triton_")
+    # Operators of libraries may be gone at the end of the rank, when its trace is read.
+    if name in _WITHOUT_WORK or namespace != "aten":
+        return name in _WITHOUT_WORK or namespace.startswith(_WITHOUT_TENSORS)
+    packet = getattr(torch.ops.aten, operator)
     results = getattr(packet, packet.overloads()[0])._schema.returns
     return any(one.alias_info is not None and not one.alias_info.is_write for one in results)
 

@@ -270,13 +270,13 @@ class _Reader:
     def finished(self, unseen: Sequence[str]) -> StepGraph:
         """Return the graph."""
         used = sorted({0, *(node.stream for node in self._nodes)})
-        kinds = {stream: {one.name for one in self._nodes if one.stream == stream} for stream in used}
-        works = {stream: {one.work for one in self._nodes if one.stream == stream} for stream in used}
+        collectives = [node for node in self._nodes if node.work is Work.COLLECTIVE]
+        kinds = {stream: {one.name for one in collectives if one.stream == stream} for stream in used}
         names = [
             "compute"
             if stream == 0
             else next(iter(kinds[stream])).replace("_", "-")
-            if len(kinds[stream]) == 1 and works[stream] == {Work.COLLECTIVE}
+            if len(kinds[stream]) == 1
             else f"stream {number}"
             for number, stream in enumerate(used)
         ]
