@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch failed; earlier trials are kept.
     """
     options, trials = given_options(arguments), arguments.trials
-    check_profiler(options.profiler.tool, "--profiler")
+    check_profiler(options.profiler, "--profiler")
     target = given_target(
         options, arguments.workload, arguments.script, arguments.args, arguments.config, arguments.assignments
     )

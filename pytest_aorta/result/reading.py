@@ -28,8 +28,6 @@ _COMMON: dict[str, Callable[[RankResult], Any]] = {
     "metrics": lambda rank: sorted(rank.metrics),
     "weight_hashes": lambda rank: rank.weight_hashes,
     "loss": lambda rank: rank.loss,
-    "canary_before": lambda rank: sorted(rank.canary_before),
-    "canary_after": lambda rank: sorted(rank.canary_after),
     "grad_norm": lambda rank: rank.grad_norm,
     "tensor_hashes": lambda rank: rank.tensor_hashes,
     "number of profiled steps": lambda rank: len(rank.profile.steps),

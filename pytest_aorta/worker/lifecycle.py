@@ -29,8 +29,7 @@ from pytest_aorta.result.facts import PYTHON_TRACER
 from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
-from pytest_aorta.worker.accelerator import has_graphs, own_device
-from pytest_aorta.worker.canary import run_canary
+from pytest_aorta.worker.accelerator import has_graphs
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.groups import keep_groups
@@ -72,7 +71,7 @@ def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[
     leave_mark(folder, RAN)
     if not has_left:
         leave()
-    _finish(folder, _recorded(plan), recording.steps.device, tracer, Telemetry())
+    _finish(folder, _recorded(plan), tracer, Telemetry())
     if has_left:
         os._exit(0)
     if recording.steps.end_together:
@@ -91,8 +90,6 @@ def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
     if spec.min_world_size > 1:
         RankEnv.read().require(spec.name, spec.min_world_size)
     workload = _set_up(plan, spec, folder)
-    device = own_device()
-    before = run_canary(device)
     result: object = workload.run()
     restore_data()
     source = f"{spec.class_name}.run()"
@@ -106,7 +103,7 @@ def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
     _refuse_leaks(plan.reference)
     result = _checked(result, workload.named_parameters(), "at the end of the run")
     _plain(result)  # the telemetry's error would name no field
-    _finish(folder, result.replace(canary_before=before), device, python_tracer(), workload.telemetry())
+    _finish(folder, result, python_tracer(), workload.telemetry())
     workload.cleanup()
 
 
@@ -122,7 +119,7 @@ def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> N
     result = _with_result_of(given, f"{spec.class_name}.run()", recorded)
     recording.refuse_non_finite()
     result = _checked(result, recording.named_parameters(), "at the end of the run")
-    _finish(folder, result, observer.device, python_tracer(), Telemetry())
+    _finish(folder, result, python_tracer(), Telemetry())
     workload.cleanup()
 
 
@@ -344,13 +341,10 @@ def _refuse_leaks(reference: AnyReference | None) -> None:
             )
 
 
-def _finish(folder: Path, result: RankResult, device: torch.device, tracer: str | None, telemetry: Telemetry) -> None:
+def _finish(folder: Path, result: RankResult, tracer: str | None, telemetry: Telemetry) -> None:
     """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
     This rank's process groups stay alive after the rank leaves them; the process exits without destroying them.
-
-    The canary after the steps runs last, when all ranks have written their results. The canary is a collective, and a
-    rank that arrives at it late must be distinguished from a lost rank. The canary runs on ``device``.
     """
     telemetry.write(folder, result)
     if tracer:
@@ -359,9 +353,6 @@ def _finish(folder: Path, result: RankResult, device: torch.device, tracer: str 
     # Ranks of an unedited script may end at any time, and some may have left the group.
     if dist.is_initialized() and recording.steps.end_together:
         dist.barrier()
-        if result.canary_before:
-            _write_result(folder, result.replace(canary_after=run_canary(device)))
-            dist.barrier()
 
 
 def _write_result(folder: Path, result: RankResult) -> None:

@@ -142,8 +142,6 @@ def rank_result(config, rank, device):
         "collective_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
         "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow is not None else [],
         **({"costs": config["costs"]} if "costs" in config else {}),
-        "canary_before": config.get("canary", {}),
-        "canary_after": {},
     }
 """
 

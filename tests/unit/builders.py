@@ -136,7 +136,6 @@ def make_facts(**changes: Any) -> LaunchFacts:
         final_loss=None,
         environment={"torch": "2.11.0", "device": "cuda", "device_name": H200},
         rank_lag_ms=[0.0, 0.0],
-        canary_ms={},
     )
     return changed(defaults, **changes)
 
@@ -322,7 +321,7 @@ BY_RANK = {
     "elapsed": "elapsed_sec",
     "costs": "costs",
 }
-BY_NAME = {"rank_metrics": "metrics", "canary_before": "canary_before", "canary_after": "canary_after"}
+BY_NAME = {"rank_metrics": "metrics"}
 OF_PROFILE = {
     "overlap": "steps",
     "overlap_as_run": "as_run",

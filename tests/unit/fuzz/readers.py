@@ -20,7 +20,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result
-from pytest_aorta.result.trace.merged import merge_run
+from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.profiled_steps import (
     CollectiveFacts,
     CollectiveTime,
@@ -76,8 +76,6 @@ RANK = rank_values(
     overlap=[STEP],
     collective_ms=[1.0, 2.0],
     memory_bytes=[5],
-    canary_before={"gemm_ms": 1.0},
-    canary_after={"gemm_ms": 1.0},
     grad_norm=[1.0, 1.0, 1.0],
     timeline={"compute": [[0.0, 1.0]]},
     **PROFILED,
@@ -111,7 +109,6 @@ BASELINE = to_builtins(
         launches=stored(
             make_facts(
                 exposed_ms={"all_gather": 1.0},
-                canary_ms={"gemm_ms": 1.0},
                 rank_lag_ms=[1.0, 0.0],
                 kernels={"gemm": FamilyTime(6.0, 2.0)},
                 collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
@@ -192,7 +189,7 @@ def _read_verdict(data: bytes, folder: Path) -> None:
 
 def _read_trace(data: bytes, folder: Path) -> None:
     write_rank_file(folder, 0, "trace.json.gz", data)
-    merge_run(folder)
+    read_trace(folder / "ranks" / "0" / "trace.json.gz")
 
 
 TRACE = json.dumps(rank_trace()).encode()

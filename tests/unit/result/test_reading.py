@@ -156,7 +156,6 @@ def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
         ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
         ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
         ({"extra": 1}, "extra"),
-        ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
         ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
         ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
         ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
@@ -199,8 +198,6 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
             {"step_times_ms": [1.0, 2.0], "configured_iterations": 2, "total_iterations": 2, "loss": [3.0, 2.0]},
             "number of step times of rank 1 is 2, of rank 0 3; they have to be equal",
         ),
-        ({"canary_before": {"gemm_ms": 1.0}}, "canary_before of rank 1 is ['gemm_ms'], of rank 0 []"),
-        ({"canary_after": {"gemm_ms": 1.0}}, "canary_after of rank 1 is ['gemm_ms'], of rank 0 []"),
         ({"tensor_hashes": {"weights": {"names": [], "shapes": [], "steps": {}}}}, "tensor_hashes of rank 1 is"),
         ({"overlap": [STEP]}, "number of profiled steps of rank 1 is 1, of rank 0 0"),
     ],
@@ -215,10 +212,8 @@ def test_waits_of_unequally_many_steps_are_cut_to_the_last_in_common(tmp_path, k
     assert result.collective_ms == waits
 
 
-def test_canary_and_memory_are_kept_by_rank(tmp_path):
-    canary = {"canary_before": {"gemm_ms": 1.0}, "canary_after": {"gemm_ms": 3.0}}
-    result = collect(tmp_path, rank_values(memory_bytes=[7], **canary), rank_values(memory_bytes=[8, 9], **canary))
-    assert (result.canary_before, result.canary_after) == ({"gemm_ms": [1.0, 1.0]}, {"gemm_ms": [3.0, 3.0]})
+def test_memory_is_kept_by_rank(tmp_path):
+    result = collect(tmp_path, rank_values(memory_bytes=[7]), rank_values(memory_bytes=[8, 9]))
     assert result.memory_bytes == [[7], [8, 9]]
 
 
