@@ -41,7 +41,11 @@ for weight in model.parameters():
     weight.register_post_accumulate_grad_hook(lambda weight: works.append(dist.all_reduce(weight.grad, async_op=True)))
 """
 ALL = "for weight in model.parameters(): dist.all_reduce(weight.grad)"
-FSDP1 = "own = lambda module: FullyShardedDataParallel(module, device_id=torch.device('cpu'))\nmodel = own(nn.Sequential(*map(own, layers)))"
+FSDP1 = """
+def own(module):
+    return FullyShardedDataParallel(module, device_id=torch.device("cpu"))
+model = own(nn.Sequential(*map(own, layers)))
+"""
 # Of each program: what makes the model, what follows backward, collectives that no product can hide, and all.
 PROGRAMS = {
     "FSDP2": (UNITS, "", 2, 18),
