@@ -1,42 +1,64 @@
-"""Puts the scheduled step of Llama 3 8B on 8 and on 64 ranks beside torchtitan's published tokens per second.
+"""Puts the scheduled step of Llama 3 8B under FSDP2 on 8 and on 64 ranks beside torchtitan's tokens per second.
 
-    python -m benchmarks.overlap.scaling [--keep FOLDER]
+    python -m benchmarks.overlap.scaling
 
-Both worlds are simulated, one rank each, without a GPU. Printed are the fall of tokens per second from 8 to 64 GPUs as
-published and as scheduled, and the bytes per second between hosts at which the schedule would fall as far. Published:
-batches of one sequence of 8,192 tokens on H100s, aot_eager (SimpleFSDP) and eager (FSDP2).
+Needs no GPU. The graph is built from the dimensions of the model: for each block an all-gather in forward and one in
+backward (bfloat16), one block ahead of compute, and a reduce-scatter (float32) on a stream of its own; compute is
+matrix products and attention, with half of forward again in backward (selective checkpointing). Printed are the fall
+from 8 to 64 GPUs as published and as scheduled, and the bytes per second between hosts with which the schedule would
+fall as far.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
-from pytest_aorta.cli.main import main as aorta
-from pytest_aorta.common.files import files_below
-from pytest_aorta.result.folder import RESULT_FILE, is_rank_file
-from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.schedule import NOMINAL, play
-from pytest_aorta.result.trace.step_graph import StepGraph
+from pytest_aorta.result.trace.step_graph import Node, StepGraph, Work
 
+# Tokens per second and GPU on 8 and on 64 H100s, one sequence of 8,192 tokens a GPU, as the author of
+# https://github.com/pytorch/torchtitan/pull/1881 measured.
+PUBLISHED = {"FSDP2": (7380, 5097), "SimpleFSDP": (7227, 4984)}
 SIZES = (8, 64)
-# Tokens per second and GPU on these numbers of GPUs (https://github.com/pytorch/torchtitan/pull/1881).
-PUBLISHED = {"llama_fsdp2": (7380, 5097), "llama_simple_fsdp": (7227, 4984)}
-CONFIG = ("size=8b", "steps=1", "warmup=1", "profile_steps=0", "activation_checkpointing=selective")
+TOKENS, DIM, LAYERS, KEYS, HIDDEN, VOCABULARY = 8192, 4096, 32, 1024, 14336, 128256
+BLOCK = 2 * DIM * (DIM + KEYS) + 3 * DIM * HIDDEN
+# The units that FSDP2 gathers, in the order of forward: parameters, and operations in forward.
+UNITS = [
+    (VOCABULARY * DIM, 0),
+    *[(BLOCK, 2 * TOKENS * (BLOCK + TOKENS * DIM))] * LAYERS,
+    (VOCABULARY * DIM, 2 * TOKENS * VOCABULARY * DIM),
+]
+AGAIN = 0.5
 
 
-def graphs(workload: str, folder: Path) -> list[StepGraph]:
-    """Return the step's graph of streams of a workload in a world of each size."""
-    words = ["scale", "--sizes", ",".join(map(str, SIZES)), "--results", str(folder), workload]
-    for assignment in CONFIG:
-        words += ["--set", assignment]
-    if aorta(words):
-        raise SystemExit(f"{workload}: aorta scale failed")
-    results = [read_result(file) for file in files_below(folder, RESULT_FILE) if not is_rank_file(file)]
-    found = {result.world_size: result.costs[0].graph for result in results if result.costs[0]}
-    return [graph for size in SIZES if (graph := found.get(size))]
+def step(size: int) -> StepGraph:
+    """Return the graph of a step on one of ``size`` ranks."""
+    nodes: list[Node] = []
+    last: dict[int, int] = {}
+
+    def add(work: Work, name: str, stream: int, *after: int, **values: int) -> int:
+        earlier = [last[stream]] if stream in last else []
+        nodes.append(Node(work, name, stream, sorted({*earlier, *after}), **values))
+        last[stream] = len(nodes) - 1
+        return last[stream]
+
+    def gather(parameters: int, *after: int) -> int:
+        return add(Work.COLLECTIVE, "all_gather", 1, *after, num_bytes=2 * parameters, group_size=size)
+
+    for is_backward in (False, True):
+        units = UNITS[::-1] if is_backward else UNITS
+        start = [last[0]] if is_backward else []
+        gathered = [gather(units[0][0], *start)]
+        computed = start
+        for place, (parameters, flops) in enumerate(units):
+            if place + 1 < len(units):
+                gathered.append(gather(units[place + 1][0], *computed))
+            times = 2 + AGAIN if is_backward else 1
+            computed = [add(Work.COMPUTE, "aten::mm", 0, gathered[place], flops=round(times * flops))]
+            if is_backward:
+                size_bytes = 4 * parameters
+                add(Work.COLLECTIVE, "reduce_scatter", 2, *computed, num_bytes=size_bytes, group_size=size)
+    return StepGraph(["compute", "all-gather", "reduce-scatter"], nodes)
 
 
 def fitting_bytes(graph: StepGraph, step_ms: float) -> float:
@@ -50,21 +72,21 @@ def fitting_bytes(graph: StepGraph, step_ms: float) -> float:
 
 
 def main() -> None:
-    """Print a line for each workload."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", type=Path, help="folder for the results")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="aorta-scaling-") as scratch:
-        for workload, (few, many) in PUBLISHED.items():
-            on_host, between = graphs(workload, (given.keep or Path(scratch)).absolute() / workload)
-            first, second = play(on_host), play(between)
-            fitting = fitting_bytes(between, first.step_ms * few / many)
-            fall, scheduled = many / few - 1, first.step_ms / second.step_ms - 1
-            print(f"{workload}: published {few:,} -> {many:,} tokens/s ({fall:+.1%})")
-            print(f"  scheduled {first.step_ms:,.0f} -> {second.step_ms:,.0f} ms ({scheduled:+.1%})")
-            print(f"  exposed {first.exposed_ms:,.1f} -> {second.exposed_ms:,.1f} ms")
-            nominal = f"{NOMINAL.network_bytes / 1e9:.0f}"
-            print(f"  falls as far with {fitting / 1e9:.1f} GB/s a rank between hosts, nominal are {nominal}")
+    """Print the schedules, and two lines for each published pair."""
+    few, many = map(step, SIZES)
+    first, second = play(few), play(many)
+    for size, found in zip(SIZES, (first, second), strict=True):
+        exposed = f"exposed {found.exposed_ms:.1f} ms, overlap {found.overlap_ratio:.3f}"
+        print(f"{size} ranks: {found.step_ms:,.0f} ms, {exposed}")
+    print(f"scheduled: {first.step_ms / second.step_ms - 1:+.1%} tokens/s")
+    for name, (before, after) in PUBLISHED.items():
+        # What compute takes beyond the products of the graph is the same on any number of ranks.
+        slower_ms = 1000 * TOKENS * (1 / after - 1 / before)
+        fitting = fitting_bytes(many, first.step_ms + slower_ms) / 1e9
+        print(
+            f"{name}: published {before:,} -> {after:,} tokens/s ({after / before - 1:+.1%}), {slower_ms:.0f} ms a step"
+        )
+        print(f"  scheduled so with {fitting:.1f} GB/s a rank between hosts; nominal {NOMINAL.network_bytes / 1e9:.0f}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ def fitted(pair: Pair, world: World) -> Fit:
         )
     compares = not on_cpu or bool(first.weight_hashes or first.series or costs)
     if on_cpu:
-        said.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
+        said.append(
+            "of CPU ranks' times, only gross changes are compared: steps twice as slow, and a rank that is late"
+        )
         if pair.settings["record"] and pinned_cpu_kernels():
             said.append(
                 "printed losses may differ from plain torchrun's in their last digits: launches that compare bits pin "

@@ -82,16 +82,18 @@ def _simulated(records: Sequence[TestRecord]) -> list[str]:
 
 
 def _warnings(records: Sequence[TestRecord]) -> list[str]:
-    """Return a warning about the verdicts that passed without a decision."""
+    """Return a line on speed that was not compared, and a warning about the verdicts that passed without a decision."""
     rows = [row for record in records if not record.is_retried for row in record.verdicts]
+    absent = next((row.detail for row in rows if row.not_applicable and row.tolerance.origin is Origin.GROSS), "")
+    lines = [f"speed was not compared: {absent}; --aorta-ab=REF compares it"] if absent else []
     # A verdict that is still open is left out: another verdict of its test ended the launches.
     undecided = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE and not isinstance(row.state, Open)]
     if not undecided:
-        return []
+        return lines
     what = "speed" if any(metric_of(row.metric).kind is MetricKind.TIMING for row in undecided) else "a metric"
     strict = "; --aorta-fail-on=marked-inconclusive,missing fails such a test"
     more = strict if any(row.tolerance.origin is Origin.MARKER for row in undecided) else ""
-    return [f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
+    return [*lines, f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
 
 
 def short_nodeid(nodeid: str) -> str:

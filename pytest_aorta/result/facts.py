@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 from msgspec import Meta, field
+from numpy.typing import NDArray
 
 from pytest_aorta.common.model import (
     Count,
@@ -174,6 +175,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         final_loss: the loss of the last measured step; None if nothing was trained.
         environment: the versions and settings that bitwise numerics depend on, and what setup() chose.
         rank_lag_ms: how much less each rank waits per step than its peers; empty if waits are not known.
+        late_ms: how much less it waits in nine steps of ten, at least; likewise.
         memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
         memory_growth_bytes: its growth within the launch on each rank, likewise.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
@@ -203,6 +205,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     final_loss: Finite | None
     environment: dict[str, Fact]
     rank_lag_ms: list[Finite]
+    late_ms: list[Finite] = field(default_factory=list)
     memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
     exposed_ms: dict[CollectiveKind, Milliseconds] = field(default_factory=dict)
@@ -289,6 +292,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
         rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
+        late_ms=_short(least_lags_ms(result.collective_ms)),
         memory_bytes=in_use,
         memory_growth_bytes=_short(
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
@@ -389,8 +393,22 @@ def rank_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
     kind of step by chance, so the lag is 0 unless one kind is at least twice as frequent as the other. Empty without
     waits, or with one rank.
     """
+    by_step = _lags_by_step_ms(collective_ms)
+    late, ahead = (by_step > 0).sum(axis=1), (by_step < 0).sum(axis=1)
+    is_clear = np.maximum(late, ahead) >= _MOST_IN_TURN * np.minimum(late, ahead)
+    return [float(lag) for lag in np.where(is_clear, np.median(by_step, axis=1), 0.0)] if by_step.size else []
+
+
+def least_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
+    """Return the lag of each rank that nine steps of ten exceed, 0 at least, so that no disturbance of some counts."""
+    by_step = _lags_by_step_ms(collective_ms)
+    return np.maximum(np.quantile(by_step, 0.1, axis=1), 0.0).tolist() if by_step.size else []
+
+
+def _lags_by_step_ms(collective_ms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """Return ``lag[rank][step]``; empty without waits, or with one rank."""
     if len(collective_ms) < 2 or not collective_ms[0]:
-        return []
+        return np.empty((0, 0))
     waits = np.asarray(collective_ms)
     num_ranks = len(waits)
     # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its
@@ -400,7 +418,4 @@ def rank_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
     in_order = np.take_along_axis(waits, order, axis=0)
     low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
     peers = [np.where(position <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
-    by_step = (peers[0] + peers[1]) / 2 - waits
-    late, ahead = (by_step > 0).sum(axis=1), (by_step < 0).sum(axis=1)
-    is_clear = np.maximum(late, ahead) >= _MOST_IN_TURN * np.minimum(late, ahead)
-    return [float(lag) for lag in np.where(is_clear, np.median(by_step, axis=1), 0.0)]
+    return np.asarray((peers[0] + peers[1]) / 2 - waits)

@@ -23,7 +23,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.diagnosis import LaunchFailure
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewBaseline
-from pytest_aorta.verdict.metrics import measured_values
+from pytest_aorta.verdict.metrics import Origin, measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import DIFFERS, FINDINGS, Decided, Note, NoteKind, Reason, ReferenceKind, Verdict
 
@@ -87,8 +87,12 @@ class Comparison(Model, frozen=True):
 
     @property
     def compared_nothing(self) -> bool:
-        """Return True if no metric was compared, and not because of a profiler, which the user asked for."""
-        return all(row.not_applicable not in (None, Reason.PROFILER) for row in self.rows)
+        """Return True if no metric was compared, and not because of a profiler, which the user asked for.
+
+        That speed has not changed by a factor of two does not make a test.
+        """
+        asked = [row for row in self.rows if row.tolerance.origin is not Origin.GROSS]
+        return all(row.not_applicable not in (None, Reason.PROFILER) for row in asked)
 
     @property
     def measured(self) -> dict[str, float | str]:

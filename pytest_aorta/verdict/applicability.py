@@ -7,6 +7,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost
 from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
 from pytest_aorta.verdict.metrics import (
+    LATE_RANK,
     METRICS,
     UNDECLARED,
     Metric,
@@ -52,10 +53,12 @@ def choose_tolerances(
                 f"tolerance of {name}: {num_steps} steps were measured, but {name} needs at least "
                 f"{least}; measure more steps, or use step_time_tail5"
             )
+    # Who names a time has said which change of speed counts; a launch alone has nothing to differ from.
+    is_gross = len(facts) > 1 and not any(metric_of(name).kind is MetricKind.TIMING for name in marked)
     for name, metric in METRICS.items():
-        # Times of operators on shared CPUs are compared on request only.
-        default = None if metric.only_on_gpus and facts[0].device == "cpu" else metric.default
-        if name not in chosen and default is not None and any(_has(metric, launch) for launch in facts):
+        is_of_cpu = metric.kind is MetricKind.TIMING and {launch.device for launch in facts} == {"cpu"}
+        default, needed = (metric.on_cpu if is_gross else None, all) if is_of_cpu else (metric.default, any)
+        if name not in chosen and default is not None and needed(_has(metric, launch) for launch in facts):
             chosen[name] = marked.get(name, default)
     if len(facts) > 1:
         chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
@@ -148,14 +151,14 @@ def not_applicable(
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
         detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
         return Reason.LAUNCHER, detail
-    if metric.kind is MetricKind.TIMING and facts.device == "cpu":
-        # A test without a tolerance marker for times does not lease the host exclusively.
-        if tolerance.origin is Origin.DEFAULT:
-            detail = "times of CPU ranks are compared only if a tolerance marker names the metric"
-            return Reason.UNMARKED_CPU_TIMES, detail
+    # The difference between ranks, unlike a time, hardly depends on the machine.
+    if metric.kind is MetricKind.TIMING and facts.device == "cpu" and metric.name != LATE_RANK:
         here, there = facts.provenance, recorded.provenance
-        if here.block != there.block or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
-            return Reason.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
+        is_other = recorded.device != facts.device or here.block != there.block
+        if is_other or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
+            is_asked = tolerance.origin is Origin.MARKER
+            reason = Reason.OLD_CPU_TIMES if is_asked else Reason.UNMARKED_CPU_TIMES
+            return reason, "times of CPU ranks are compared only within one hour on one machine"
     if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):
         return Reason.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:

@@ -15,7 +15,7 @@ from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.applicability import has_costs
 from pytest_aorta.verdict.environment import changed_choice
-from pytest_aorta.verdict.metrics import METRICS, MetricKind, metric_of
+from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind, metric_of
 from pytest_aorta.verdict.noise import RESET, median_step_ms
 from pytest_aorta.verdict.schedules import cause_of_schedule, is_unchanged
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -246,6 +246,10 @@ def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[Laun
         causes.append(_exposure(launches, others))
     if metric in _BY_KERNELS:
         causes.append(moved(launches, others))
+    if metric == LATE_RANK:
+        late_ms = launches[-1].late_ms
+        last = late_ms.index(max(late_ms))
+        causes.append(f"the others wait for rank {last}; look for what this rank alone does")
     if metric == "device_idle_ms":  # every launch has it, since the metric was compared
         now, before = (median(launch.metrics[metric] for launch in side) for side in (launches, others))
         causes.append(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from statistics import fmean, median_high, median_low
@@ -20,6 +20,7 @@ from pytest_aorta.result.trace.schedule import Schedule
 from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
+LATE_RANK = "late_rank_ms"
 # The values of each rank by step.
 Curve: TypeAlias = Callable[[SeriesFacts], list[dict[str, float]]]
 
@@ -53,6 +54,8 @@ class Origin(StrEnum):
 
     DEFAULT = "default"
     """The table of metrics."""
+    GROSS = "gross"
+    """The table of metrics for times of CPU ranks: a change that other work on the machine does not explain."""
     MARKER = "marker"
     """A marker, or an option of the command."""
     NUMERICS = "numerics"
@@ -105,7 +108,7 @@ class Metric:
         scale: The scale on which changes are measured.
         by_step: Returns step -> value after the step; ``measure`` returns the last of these values. Empty for a
             metric of the whole launch.
-        only_on_gpus: Whether the default tolerance is that of GPUs alone.
+        on_cpu: The tolerance of a time of CPU ranks without a marker, in place of ``default``.
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
         curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
             one, while ``measure`` returns the last of them.
@@ -126,7 +129,7 @@ class Metric:
     min_steps: int = 1
     scale: Scale = Scale.RELATIVE
     by_step: Callable[[LaunchFacts], dict[int, str]] = lambda _: {}
-    only_on_gpus: bool = False
+    on_cpu: Tolerance | None = None
     cost: Cost | None = None
     curve: Curve | None = None
     is_growth: bool = False
@@ -302,7 +305,23 @@ _POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
 
 _ROWS = (
     _step_time("p50", 5, "median step time"),
-    _step_time("p10", None, "10th percentile of step times, which other work on the machine disturbs least"),
+    replace(
+        _step_time("p10", None, "10th percentile of step times, which other work on the machine disturbs least"),
+        on_cpu=Tolerance(1.0, origin=Origin.GROSS),
+        is_new=True,
+    ),
+    Metric(
+        LATE_RANK,
+        "ms",
+        _TIME,
+        _LOWER,
+        None,
+        lambda facts: max(facts.late_ms, default=None),
+        "how much longer the others wait for one rank than this rank waits for them, in nine of ten steps at least",
+        scale=_OF_STEP,
+        on_cpu=Tolerance(0.25, _OF_STEP, Origin.GROSS),
+        is_new=True,
+    ),
     _step_time("p99", 10, "99th percentile of step times", MIN_STEPS_P99),
     _step_time("mean", None, "mean step time"),
     _step_time("tail5", None, "mean of the slowest 5% of steps"),
@@ -353,7 +372,6 @@ _ROWS = (
         _default(2, _LOWER),
         _kernel_ms,
         "time of all kernels of a profiled step, mean over ranks; operators on CPU ranks",
-        only_on_gpus=True,
     ),
     _recorded(
         "overlap_saving",
