@@ -76,6 +76,7 @@ def metrics() -> str:
 def _metric(metric: Metric) -> tuple[str, ...]:
     better = "equal" if metric.direction == "exact" else metric.direction
     default = "only where a marker names it" if metric.default is None else str(metric.default)
+    default += f"; {metric.on_cpu} on CPU ranks" if metric.on_cpu else ""
     from_steps = f", from {metric.min_steps} steps on" if metric.min_steps > 1 else ""
     return f"`{metric.name}`", metric.help, metric.unit, better, default + from_steps
 

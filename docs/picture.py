@@ -3,6 +3,9 @@
 The picture is made of a real run, which takes a minute on CPU ranks::
 
     python docs/picture.py
+
+It also draws ``docs/_static/schedule.svg``: the schedules of a graph of streams, built by hand as that of FSDP with six
+layers on eight ranks, whose all-gathers wait for compute in forward, and of the one before.
 """
 
 from __future__ import annotations
@@ -16,6 +19,11 @@ from html import escape
 from pathlib import Path
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))
+from pytest_aorta.report.timeline import drawn_schedules, svg  # noqa: E402
+from pytest_aorta.result.trace.schedule import play  # noqa: E402
+from tests.unit.step_graphs import fsdp_step  # noqa: E402
+
 COLORS = {"$": "#e6edf3", "E": "#ff7b72", ">": "#e6edf3", "F": "#ff7b72", "a": "#d29922"}
 LINE_PX, CHARACTER_PX, MARGIN_PX = 20, 8.4, 20
 
@@ -59,4 +67,8 @@ def drawing(lines: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    schedules = drawn_schedules([play(fsdp_step(gather_waits=True)), play(fsdp_step())])
+    assert schedules is not None
+    title = "A step of FSDP whose all-gathers wait for compute in forward, and the step before"
+    (DOCS / "_static/schedule.svg").write_text(svg([(title, schedules)]), encoding="utf-8")
     (DOCS / "_static/failure.svg").write_text(drawing(printed()), encoding="utf-8")

@@ -60,8 +60,6 @@ def rank_result(rank: int, num_steps: int) -> RankResult:
         environment={"torch": "2.13.0", "device": "cuda", "device_name": "NVIDIA H200", "nccl": "2.27.5"},
         collective_ms=[abs(own.gauss(100, 10)) for _ in range(num_steps)],
         memory_bytes=[50_000_000_000 + own.randrange(1 << 20) for _ in range(num_steps // 10)],
-        canary_before={"gemm_ms": own.gauss(2, 0.1), "all_reduce_ms": own.gauss(1, 0.1)},
-        canary_after={"gemm_ms": own.gauss(2, 0.1), "all_reduce_ms": own.gauss(1, 0.1)},
     )
 
 

@@ -382,7 +382,6 @@ def _facts(one: Recorded) -> LaunchFacts:
         final_loss=None,
         environment={"device": "cuda"},
         rank_lag_ms=rank_lags_ms(one.waits),
-        canary_ms={},
     )
 
 

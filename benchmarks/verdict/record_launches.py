@@ -97,7 +97,7 @@ def _compact(variant: str, delay_ms: float, result: WorkloadResult) -> dict[str,
     print(
         f"{variant:8} p50 {median(result.step_times_ms):8.4f} ms, ranks {[f'{ms:.3f}' for ms in mean_ms]}, waits "
         f"{[f'{median(waits):.3f}' for waits in result.collective_ms if waits]} of {len(result.collective_ms[0])}, "
-        f"canary {result.canary_before} {result.canary_after}, wall {result.launch_times_s['wall']:.2f} s",
+        f"wall {result.launch_times_s['wall']:.2f} s",
         flush=True,
     )
     return {
@@ -107,8 +107,6 @@ def _compact(variant: str, delay_ms: float, result: WorkloadResult) -> dict[str,
         "step_ms": [[round(value, 4) for value in times] for times in result.rank_step_times_ms],
         "wait_ms": [[round(value, 4) for value in times] for times in result.collective_ms],
         "memory_bytes": result.memory_bytes[0],
-        "canary_before": result.canary_before,
-        "canary_after": result.canary_after,
         "wall_s": round(result.launch_times_s["wall"], 3),
     }
 

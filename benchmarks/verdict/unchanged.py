@@ -130,11 +130,14 @@ def stretches(path: Path) -> dict[tuple[str, int, int], list[LaunchFacts]]:
         launch = json.loads(line)
         here = launch["case"], launch["busy"]
         number, last = number + (here != last), here
-        found[*here, number].append(convert(launch["facts"], LaunchFacts, str(path)))
+        # Launches may have been recorded when there were other facts.
+        facts = {name: value for name, value in launch["facts"].items() if name in LaunchFacts.__struct_fields__}
+        found[*here, number].append(convert(facts, LaunchFacts, str(path)))
     return {key: launches for key, launches in found.items() if len(launches) > BASELINE}
 
 
-def _prior(launch: LaunchFacts) -> Callable[[Metric], VarianceComponents]:
+def prior(launch: LaunchFacts) -> Callable[[Metric], VarianceComponents]:
+    """Return the prior that nothing but the device determines."""
     return partial(default_variance, device=launch.device)
 
 
@@ -152,7 +155,7 @@ def _stored(launches: Sequence[LaunchFacts], candidates: Sequence[LaunchFacts]) 
     first = launches[0]
     baseline = Baseline("case", "case", first.device, "case", {}, kept)
     most = min(MAX_LAUNCHES, len(candidates))
-    comparison = StoredComparison("case", {}, baseline, _marked(first), _prior(first), most)
+    comparison = StoredComparison("case", {}, baseline, _marked(first), prior(first), most)
     further = iter(candidates[1:])
     return settle(with_baseline(comparison, candidates[0]), lambda _: next(further))
 
@@ -160,7 +163,7 @@ def _stored(launches: Sequence[LaunchFacts], candidates: Sequence[LaunchFacts]) 
 def _paired(candidates: Sequence[LaunchFacts], references: Sequence[LaunchFacts]) -> Verdicts:
     """Return the verdicts of an A/B of as many pairs as it asks for."""
     first = references[0]
-    comparison = PairedComparison("case", _marked(first), _prior(first), max_pairs=len(candidates), version="same")
+    comparison = PairedComparison("case", _marked(first), prior(first), max_pairs=len(candidates), version="same")
     sides = {Side.CANDIDATE: iter(candidates), Side.REFERENCE: iter(references)}
     return settle(in_pairs(comparison), lambda side: next(sides[side]))
 

@@ -1,15 +1,14 @@
-"""``aorta doctor``: looks for problems that would break a run, on the host and in its torch, and lists leases."""
+"""``aorta doctor``: looks for problems that would break a run, and lists leases."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError
@@ -17,7 +16,7 @@ from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.plan.accelerators import visible_devices
-from pytest_aorta.plan.device_kind import BACKENDS, BUILDS, KINDS, Device
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE
 
 MIB = 1 << 20
@@ -25,26 +24,12 @@ MIB = 1 << 20
 SMALL_SHM_BYTES = 64 * MIB
 # An import of torch from a cold network disk can take minutes.
 PROBE_S = 300.0
-MIN_TORCH = (2, 11)
-_INSTALL = "install torch as https://pytorch.org/get-started says for this machine"
-_PROBE = """
-import json, sys, torch, torch.distributed as dist
-kinds, backends = json.loads(sys.argv[1])
-facts = {
-    "torch": str(torch.__version__), "problem": "", "device_count": 0,
-    "builds": {name: version for name in kinds if (version := getattr(torch.version, name, None))},
-    "backends": [name for name in backends if dist.is_available() and dist.is_backend_available(name)],
-}
-for name in facts["builds"]:
-    module = getattr(torch, kinds[name])
-    facts["device_count"] = module.device_count()
-    try:
-        module.init()
-    except RuntimeError as error:
-        facts["problem"] = str(error)
-print("\\nfacts: " + json.dumps(facts), flush=True)
-"""
-_MARK = "facts: "
+_INSTALL = (
+    "install torch as https://pytorch.org/get-started says for this machine and its driver; "
+    "python -m torch.utils.collect_env and the kernel log (dmesg) say more"
+)
+# Torch, or what a sitecustomize imports, may print before and after.
+_PROBE = "import torch; print('\\ntorch:', torch.__version__, torch.cuda.device_count(), flush=True)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,17 +53,17 @@ def run(_arguments: argparse.Namespace) -> int:
         devices = visible_devices()
     except AortaError as error:
         problems.append(Problem(f"devices: {error}", "repair the driver or the variable that is named"))
-    facts = probe_torch()
+    torch, problem = _torch(len(devices))
+    problems += [problem] if problem else []
     free_bytes = 0
     with suppress(FileNotFoundError):
         room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
         free_bytes = room.f_bavail * room.f_frsize
-    problems += [*torch_problems(facts, devices), *shm_problems(free_bytes, len(devices))]
+    problems += shm_problems(free_bytes, len(devices))
     width = output_width()
     for problem in problems:
         emit(wrapped(f"PROBLEM  {problem.text}", width) + wrapped(f"         -> {problem.remedy}", width))
     emit(_leases(devices))
-    torch = "" if isinstance(facts, str) else f"torch {facts['torch']}, built for {_build(facts)}; "
     emit([f"{counted(len(problems), 'problem') if problems else 'no problem'}; {torch}{_devices(devices)}"])
     return ExitCode.PROBLEM if problems else ExitCode.OK
 
@@ -100,10 +85,6 @@ def _devices(devices: Sequence[Device]) -> str:
     return f"no GPU is visible; runs take CPU ranks, at most {MAX_CPU_RANKS_PER_CORE * cores} on {cores} cores"
 
 
-def _build(facts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.upper()} {version}" for name, version in facts["builds"].items()) or "CPU"
-
-
 def shm_problems(free_bytes: int, num_gpus: int) -> Iterator[Problem]:
     """Report shared memory that is too small for NCCL, which exchanges data between processes of one host in it."""
     if num_gpus > 1 and free_bytes <= SMALL_SHM_BYTES:
@@ -111,41 +92,16 @@ def shm_problems(free_bytes: int, num_gpus: int) -> Iterator[Problem]:
         yield Problem(text, "start the container with --shm-size=16g or --ipc=host")
 
 
-def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str:
-    """Return facts about torch, or the reason why it can't be imported; another process imports it."""
-    asked = json.dumps([{build: KINDS[vendor] for vendor, build in BUILDS.items()}, [*BACKENDS.values()]])
+def _torch(num_gpus: int) -> tuple[str, Problem | None]:
+    """Return torch's version for the last line, and a problem if torch can't be imported or misses GPUs."""
     try:
-        status, output, complaint = run_program([sys.executable, "-c", _PROBE, asked], environ, PROBE_S)
+        status, output, complaint = run_program([sys.executable, "-c", _PROBE], os.environ, PROBE_S)
     except SpecError as error:
-        return str(error)
-    # Torch, or what a sitecustomize imports, may print before and after, or end the process.
-    found = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
+        return "", Problem(f"torch can't be imported: {error}", _INSTALL)
+    found = re.findall(r"^torch: (\S+) (\d+)$", output, re.MULTILINE)
     if status or not found:
-        return " ".join(complaint.strip().splitlines()[-1:]) or f"its process ended with {status}"
-    facts: dict[str, Any] = json.loads(found[-1])
-    return facts
-
-
-def torch_problems(facts: dict[str, Any] | str, devices: Sequence[Device]) -> Iterator[Problem]:
-    """Report a version or build of torch, a missing backend or GPUs unseen by torch, with which a run would fail."""
-    if isinstance(facts, str):
-        yield Problem(f"torch can't be imported: {facts}", _INSTALL)
-        return
-    version = facts["torch"]
-    if tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()) < MIN_TORCH:
-        least = ".".join(map(str, MIN_TORCH))
-        yield Problem(f"torch {version} is older than {least}", f"{_INSTALL}, {least} or newer")
-    if "gloo" not in facts["backends"]:
-        yield Problem("torch has no gloo, the backend of CPU ranks", _INSTALL)
-    if not devices:
-        return
-    if BUILDS[devices[0].vendor] not in facts["builds"]:
-        text = f"GPUs are there and torch is built for {_build(facts)} only"
-        yield Problem(text, f"{_INSTALL}, or run with --aorta-gpus=0")
-        return
-    if (backend := BACKENDS[devices[0].kind]) not in facts["backends"]:
-        yield Problem(f"torch has no {backend.upper()}, the backend of GPU ranks", _INSTALL)
-    if facts["device_count"] != len(devices) or facts["problem"]:
-        text = f"torch finds {facts['device_count']} GPUs, the driver {len(devices)}"
-        remedy = "install torch for the driver's CUDA or update the driver, and read the kernel log (dmesg)"
-        yield Problem(": ".join(filter(None, [text, facts["problem"]])), remedy)
+        why = " ".join(complaint.strip().splitlines()[-1:]) or f"its process ended with {status}"
+        return "", Problem(f"torch can't be imported: {why}", _INSTALL)
+    version, count = found[-1]
+    text = f"torch {version} finds {count} GPUs, the driver {num_gpus}"
+    return f"torch {version}; ", None if int(count) == num_gpus else Problem(text, _INSTALL)

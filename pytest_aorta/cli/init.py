@@ -2,23 +2,24 @@
 
 import argparse
 import os
-import re
 import textwrap
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.cli.init_launches import Trial, Watch
+from pytest_aorta.cli.init_launches import settled
 from pytest_aorta.cli.init_markers import Fit, fitted
 from pytest_aorta.cli.target import ScriptTarget, add_shared, given_options
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, UsageError
-from pytest_aorta.common.files import raised_as, read_regular, write_text
+from pytest_aorta.common.files import raised_as, write_text
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
+from pytest_aorta.launch.work_folder import files_of
 from pytest_aorta.plan.options import LauncherKind, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.session.record import RunningTest
@@ -30,7 +31,6 @@ OWNER = "aorta init"
 # Options of pytest that this command shares.
 SHARED = ("gpus", "timeout")
 _RESULTS = Path("results")
-_MAX_IGNORED_BYTES = 1 << 20
 _INI = """\
 [pytest]
 # Ranks are forked from a process that has torch imported, which saves seconds in each launch.
@@ -51,9 +51,8 @@ def test_{name}(workload):
 {notes}    result = workload.{call}
     workload.check(result)
 '''
-# Files that pytest reads its settings from, in its order; the last three only if they have a section for it.
+# Files that pytest reads its settings from, in its order.
 _SETTINGS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-_SECTION = re.compile(r"^\[(tool[.:])?pytest\b", re.MULTILINE)
 _WORLD_SIZE = 2
 _WIDTH = 100
 
@@ -91,21 +90,21 @@ def run(arguments: argparse.Namespace) -> int:
     if os.path.lexists(test):
         raise UsageError(f"{test}: exists and is not overwritten; move it, or change it by hand")
     options = given_options(arguments, launcher=LauncherKind.FORKSERVER, results=_RESULTS)
-    watch = Watch(_RESULTS)
-    with closing(Session(options, watch.make_launcher, line=SpokenState())) as session, terminable():
+    with closing(Session(options, line=SpokenState())) as session, terminable():
         size = arguments.nproc or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE)
         with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
             world = resolve_world(WorldSpec(size), options, session.devices)
         require_torch()
         folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
         with session.launcher(world, TestSpec(WorldSpec(size)), RunningTest(OWNER), folder, timed=True) as launcher:
-            trial = Trial(target, DistributedWorld(launcher), watch)
-            pair = trial.settled()
-            fit = fitted(pair, world, trial.notes)
-    ignored = _write_ignored(Path(".gitignore"))
+            launch, files = partial(target.launch, DistributedWorld(launcher)), partial(files_of, Path.cwd())
+            pair = settled(launch, lambda: files([str(_RESULTS)]))
+            fit = fitted(pair, world)
+    with raised_as(AortaError, f"{_RESULTS}: can't be written: "):
+        write_text(_RESULTS / ".gitignore", "*\n")  # baselines are committed, results are not
     with raised_as(AortaError, f"{test}: can't be written: "), test.open("x", encoding="utf-8") as new:
         new.write(_text(target, pair.settings, fit))
-    emit([f"wrote {test}", _write_settings(), ignored, *(f"note: {note}" for note in fit.notes)])
+    emit([f"wrote {test}", _write_settings(), *(f"note: {note}" for note in fit.notes)])
     if not fit.compares:
         return ExitCode.PROBLEM
     emit(
@@ -150,30 +149,11 @@ def _comment(note: str) -> str:
 
 def _write_settings() -> str:
     """Write ``pytest.ini``, which would hide settings of pytest in another file, and return a line about it."""
-    for path in map(Path, _SETTINGS):
-        if path.is_file() and ("pytest" in path.name or _SECTION.search(path.read_text("utf-8", "replace"))):
-            return (
-                f"kept {path}, which has settings of pytest: aorta_launcher (forkserver) starts ranks faster there, "
-                "aorta_results (results) keeps logs"
-            )
+    if kept := next(filter(os.path.exists, _SETTINGS), None):
+        return (
+            f"kept {kept}, where pytest reads its settings: aorta_launcher (forkserver) starts ranks faster there, "
+            "aorta_results (results) keeps logs, aorta_fail_on (missing,marked-inconclusive) fails undecided tests"
+        )
     with raised_as(AortaError, "pytest.ini: can't be written: "):
         write_text(Path("pytest.ini"), _INI)
     return "wrote pytest.ini"
-
-
-def _write_ignored(path: Path) -> str:
-    """Append the folder of results to ``.gitignore``; baselines are committed.
-
-    Raises:
-        AortaError: ``.gitignore`` is not a regular file, or can't be read or written.
-    """
-    ignored = f"{_RESULTS}/"
-    with raised_as(
-        AortaError, f"{path}: can't be read or written: ", (OSError, UnicodeDecodeError), "; put a text file there"
-    ):
-        text = read_regular(path, _MAX_IGNORED_BYTES).decode() if os.path.lexists(path) else ""
-        if ignored in text.splitlines():
-            return f"kept {path}, which has {ignored}"
-        begin = "" if not text or text.endswith("\n") else "\n"
-        write_text(path, f"{text}{begin}{ignored}\n")
-    return f"added {ignored} to {path}"

@@ -34,8 +34,8 @@ class Fit:
     compares: bool
 
 
-def fitted(pair: Pair, world: World, notes: Sequence[str]) -> Fit:
-    """Return what a test of two launches compares; ``notes`` are those of the launches.
+def fitted(pair: Pair, world: World) -> Fit:
+    """Return what a test of two launches compares.
 
     Raises:
         AortaError: A launch failed.
@@ -44,7 +44,11 @@ def fitted(pair: Pair, world: World, notes: Sequence[str]) -> Fit:
     on_cpu = world.device == DeviceKind.CPU
     # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
     markers = ["numerics" if on_cpu else "overlap", f"world(size={world.size})"]
-    said = [f"measured {counted(first.num_steps, 'step')} on {world.platform}", first.description.optimizers, *notes]
+    said = [
+        f"measured {counted(first.num_steps, 'step')} on {world.platform}",
+        first.description.optimizers,
+        *pair.notes,
+    ]
     costs, of_costs = _costs(facts)
     said.append(of_costs)
     if first.description.overlap_problem:
@@ -56,7 +60,9 @@ def fitted(pair: Pair, world: World, notes: Sequence[str]) -> Fit:
         )
     compares = not on_cpu or bool(first.weight_hashes or first.series or costs)
     if on_cpu:
-        said.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
+        said.append(
+            "of CPU ranks' times, only gross changes are compared: steps twice as slow, and a rank that is late"
+        )
         if pair.settings["record"] and pinned_cpu_kernels():
             said.append(
                 "printed losses may differ from plain torchrun's in their last digits: launches that compare bits pin "

@@ -36,7 +36,7 @@ class Command:
 # arguments -> exit code.
 COMMANDS = (
     Command("doctor", "start", "look for problems that would break a run, and list GPUs and leases"),
-    Command("init", "start", "write a first test, settings of pytest and .gitignore"),
+    Command("init", "start", "write a first test and settings of pytest"),
     Command("workloads", "start", "list workloads, or the config keys of one workload"),
     Command("run", "test", "launch a workload or a training script and keep each trial's result"),
     Command("selftest", "test", "plant faults into the launches of tests, and show which are found"),

@@ -5,16 +5,17 @@ import sys
 from contextlib import closing
 from itertools import count
 from pathlib import Path
-from statistics import median
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.target import (
     ScriptTarget,
     WorkloadTarget,
     add_config,
+    add_drawing,
     add_shared,
     given_options,
     given_target,
+    write_drawing,
 )
 from pytest_aorta.common.errors import DevicesUnavailable, ResultError, UsageError
 from pytest_aorta.common.files import raised_as, write_json
@@ -25,13 +26,13 @@ from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import check_profiler, integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
-from pytest_aorta.result.facts import LaunchFacts, over_ranks
+from pytest_aorta.report.timeline import drawn_schedules
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.applicability import not_profiled
-from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
+from pytest_aorta.verdict.metrics import METRICS, format_value, measured_values
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta run"
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
     )
     add_config(parser)
+    add_drawing(parser)
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script."
     parser.set_defaults(run=run, args=())
@@ -78,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch failed; earlier trials are kept.
     """
     options, trials = given_options(arguments), arguments.trials
-    check_profiler(options.profiler.tool, "--profiler")
+    check_profiler(options.profiler, "--profiler")
     target = given_target(
         options, arguments.workload, arguments.script, arguments.args, arguments.config, arguments.assignments
     )
@@ -97,6 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
                 emit([f"  {note}" for note in test.record.launches[-1].traces])
                 sys.stdout.flush()
+    if arguments.draw:
+        drawing = drawn_schedules([group.schedule for group in results[-1].facts.schedules[:1]])
+        panels = [(f"{results[-1].workload} on {results[-1].platform}", drawing)] if drawing else []
+        write_drawing(arguments.draw, panels, results[-1].facts.description.graph_problem)
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
     return ExitCode.PROBLEM if failed else ExitCode.OK
@@ -114,62 +120,20 @@ def _world(session: Session, spec: TestSpec, target: WorkloadTarget | ScriptTarg
     return world
 
 
-# Smaller differences between the medians of ranks are noise.
-_LEAST_SPAN = 0.01
-_SHOWN = ("step_time_p50", "step_time_p99")
-
-
 def summary_lines(result: WorkloadResult) -> list[str]:
-    """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
+    """Return lines about what a result has measured, metric by metric, and about what it has not."""
     facts = result.facts
-    lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
+    lines = [f"{counted(facts.num_steps, 'step')} on {result.platform}"]
+    own = {name: result.metrics[name] for name in result.rank_metrics}
+    for name, value in (own | measured_values([facts])).items():
+        row = METRICS.get(name)
+        lines.append(
+            f"{name}: {format_value(value, row.unit if row else '', exact=row is not None and not row.has_noise)}"
+        )
     if note := facts.description.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
         lines.append(f"overlap: {note}")
     lines += filter(None, (facts.description.optimizers, *map(str, facts.description.replicas[:1])))
-    if result.weight_hashes:
-        step = max(result.weight_hashes, key=int)
-        lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")
-    curves = {"loss": result.loss}
-    curves |= {f"loss of {each.name} on rank 0": [*each.loss[0].values()] for each in facts.series if each.loss}
-    lines += [f"{name}: {of[0]:.6g} in the first step, {of[-1]:.6g} in the last" for name, of in curves.items() if of]
     return lines + _failure_lines(result)
-
-
-def _step_times(result: WorkloadResult, facts: LaunchFacts) -> str:
-    # A percentile that needs more steps is not printed; the file has all step times.
-    named = [METRICS[name] for name in _SHOWN if facts.num_steps >= METRICS[name].min_steps]
-    shown = [f"{row.name.removeprefix('step_time_')} {format_value(row.measure(facts), 'ms')}" for row in named]
-    if len(named) < len(_SHOWN):
-        shown.append(f"slowest {format_value(facts.step_time_ms['max'], 'ms')}")
-    return f"step time: {', '.join(shown)} ({facts.num_steps} steps on {result.platform})"
-
-
-def _ranks(result: WorkloadResult) -> list[str]:
-    own = [median(times) for times in result.rank_step_times_ms]
-    if len(own) == 1:
-        return [f"only rank 0 of {result.world_size} has step times"] if result.world_size > 1 else []
-    slowest, fastest = max(own), min(own)
-    if slowest <= fastest * (1 + _LEAST_SPAN):
-        return [f"ranks: all within {_LEAST_SPAN:.0%} of each other by their own median step"]
-    return [
-        f"ranks: {own.index(slowest)} is the slowest by its own median step, {slowest:.4g} ms; "
-        f"{own.index(fastest)} the fastest, {fastest:.4g} ms"
-    ]
-
-
-def _metrics(result: WorkloadResult) -> list[str]:
-    shown = []
-    for name in sorted(result.rank_metrics):
-        metric, value = METRICS.get(name), over_ranks(name, result.rank_metrics[name])
-        is_count = metric.direction is Direction.EXACT if metric else value.is_integer()
-        shown.append(f"{name}: {format_value(value, metric.unit if metric else '', exact=is_count)}")
-    return shown
-
-
-def _costs(facts: LaunchFacts) -> list[str]:
-    costs = {name: value for name, row in METRICS.items() if row.cost is not None and (value := row.measure(facts))}
-    shown = [f"{name} {format_value(value, METRICS[name].unit, exact=True)}" for name, value in costs.items()]
-    return [f"costs of a step: {', '.join(shown)}"] if shown else []
 
 
 def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:

@@ -9,12 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.errors import SpecError, UsageError
-from pytest_aorta.common.files import UnreadableFile, raised_as
+from pytest_aorta.common.errors import ResultError, SpecError, UsageError
+from pytest_aorta.common.files import UnreadableFile, raised_as, write_text
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
-from pytest_aorta.common.text import brief
-from pytest_aorta.plan.options import OPTIONS, Options, make_options
+from pytest_aorta.common.text import brief, emit
+from pytest_aorta.plan.options import OPTIONS, Options, file_ending_in, make_options
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
+from pytest_aorta.report.timeline import Drawing, svg
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.world import DistributedWorld
 
@@ -71,6 +72,29 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: %(default)s)"
     )
+
+
+def add_drawing(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that draws the step's schedule."""
+    parser.add_argument(
+        "--draw",
+        metavar="FILE.svg",
+        type=file_ending_in(".svg"),
+        help="draw the step on the nominal machine: streams, exposed collectives, and what these wait for",
+    )
+
+
+def write_drawing(file: Path, panels: Sequence[tuple[str, Drawing]], problem: str = "") -> None:
+    """Write what ``--draw`` asks for.
+
+    Raises:
+        ResultError: There is nothing to draw, or the file can't be written.
+    """
+    if not panels:
+        raise ResultError(f"--draw: no graph of streams with a collective was recorded{problem and f': {problem}'}")
+    with raised_as(ResultError, f"--draw: {file}: not written: "):
+        write_text(file, svg(panels))
+    emit([f"drawn: {file}"])
 
 
 def add_shared(parser: argparse.ArgumentParser, names: Collection[str]) -> None:

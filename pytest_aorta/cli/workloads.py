@@ -2,16 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.target import add_shared, given_options
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, workload_places
-
-_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,16 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
-def _allowed(schema: Mapping[str, Any]) -> str:
-    """Return the limits of a value besides its type, in words."""
-    parts = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
-    if "enum" in schema:
-        parts.append("one of " + ", ".join(map(_plain, schema["enum"])))
-    known = {"type", "default", "description", "enum", "properties", "additionalProperties", *_BOUNDS}
-    parts += [f"{name}: {_plain(schema[name])}" for name in schema if name not in known]
-    return "; ".join(parts)
-
-
 def _all(specs: list[WorkloadSpec], problems: list[str]) -> list[str]:
     rows = [("name", "launch mode", "min ranks", "config keys", "description")]
     rows += [
@@ -72,26 +58,10 @@ def _one(spec: WorkloadSpec) -> list[str]:
         "",
     ]
     for key, schema in spec.properties.items():
-        lines += _key_lines(key, schema, width)
+        others = {name: value for name, value in schema.items() if name not in ("default", "description")}
+        lines += wrapped(f"{key} = {json.dumps(schema['default'])}  {json.dumps(others)}", width)
+        lines += wrapped(f"    {' '.join(schema['description'].split())}", width)
     for key, by_value in spec.presets.items():
         for value, values in by_value.items():
-            defaults = ", ".join(f"{name} = {_plain(default)}" for name, default in values.items())
-            lines += wrapped(f"{key} = {value} changes defaults: {defaults}", width)
+            lines += wrapped(f"{key} = {value} changes defaults: {json.dumps(values)}", width)
     return lines
-
-
-def _key_lines(key: str, schema: Mapping[str, Any], width: int) -> list[str]:
-    """Return the lines of a config key and of the keys inside it, which --set addresses with a dot."""
-    kind = schema["type"] if isinstance(schema["type"], str) else " or ".join(schema["type"])
-    limits = f"; {_allowed(schema)}" if _allowed(schema) else ""
-    default = f" = {_plain(schema['default'])}" if "default" in schema else ""
-    lines = wrapped(f"{key}{default}  ({kind}{limits})", width)
-    if "description" in schema:
-        lines += wrapped(f"    {' '.join(schema['description'].split())}", width)
-    for name, inner in schema.get("properties", {}).items():
-        lines += _key_lines(f"{key}.{name}", inner, width)
-    return lines
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)

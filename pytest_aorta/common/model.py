@@ -36,8 +36,6 @@ Step: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{1,12}$")]
 WeightHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
 TensorHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 CommandLine: TypeAlias = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
-# A part of the fixed program that is timed before and after the steps.
-CanaryPart: TypeAlias = Annotated[str, Meta(pattern="^(gemm|all_reduce)_ms$")]
 # A fact of the environment that numbers depend on.
 Fact: TypeAlias = str | int | float | bool | None
 

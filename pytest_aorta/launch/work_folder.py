@@ -1,12 +1,9 @@
-"""The folder that a script runs in: what the script reads and writes there, and a copy without what runs wrote."""
+"""The folder that a script runs in: what the script writes there, and a copy without what runs wrote."""
 
-import ctypes
 import os
 import shutil
-import struct
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path, PurePath
 
 from pytest_aorta.common.errors import SpecError
@@ -17,11 +14,6 @@ MAX_FILES = 50_000
 # Folders that no script reads as its input: histories, caches, and packages that are installed elsewhere.
 _LEFT_OUT = {".git", ".hg", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", "__pycache__", "node_modules"}
 _ENVIRONMENT = "pyvenv.cfg"
-# Of inotify(7): a file was read, or closed without a change, as one that is mapped into memory is; said once a file.
-_READ = 0x1 | 0x10 | 0x80000000
-# Watch, events, cookie and length of the name of an event. The kernel queues 16,384 events, two of each file.
-_EVENT = struct.Struct("iIII")
-_MAX_WATCHED = 8_000
 
 
 def files_of(root: Path, without: Collection[str] = ()) -> dict[str, tuple[int, int]]:
@@ -48,39 +40,6 @@ def outermost(names: Iterable[str], known: Iterable[str]) -> list[str]:
             for name in names
         )
     )
-
-
-@contextmanager
-def reads(root: Path, names: Collection[str]) -> Iterator[set[str]]:
-    """Yield a set that gets, at the end of the body, those of the files below ``root`` that any process has read.
-
-    The first ``_MAX_WATCHED`` names are watched; none where the kernel has no watches left.
-    """
-    libc, found = ctypes.CDLL(None), set[str]()
-    fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0:
-        yield found
-        return
-    try:
-        # A file and its links have one watch.
-        watches = defaultdict[int, list[str]](list)
-        for name in list(names)[:_MAX_WATCHED]:
-            watches[libc.inotify_add_watch(fd, os.fsencode(root / name), ctypes.c_uint32(_READ))].append(name)
-        yield found
-        with suppress(BlockingIOError):  # no more events
-            while events := os.read(fd, 1 << 20):
-                found.update(_watched(events, watches))
-    finally:
-        os.close(fd)
-
-
-def _watched(events: bytes, watches: Mapping[int, Iterable[str]]) -> Iterator[str]:
-    at = 0
-    while at < len(events):
-        watch, event, _, length = _EVENT.unpack_from(events, at)
-        at += _EVENT.size + length
-        if event & _READ and watch in watches:
-            yield from watches[watch]
 
 
 def copy_folder(root: Path, into: Path, without: Collection[str]) -> None:

@@ -28,8 +28,6 @@ BACKENDS = {DeviceKind.CUDA: Backend.NCCL, DeviceKind.CPU: Backend.GLOO}
 ACCELERATED = frozenset(DeviceKind) - {DeviceKind.CPU}
 NVIDIA, AMD = "nvidia", "amd"
 KINDS = {NVIDIA: DeviceKind.CUDA, AMD: DeviceKind.CUDA}
-# Vendor -> what a torch that is built for its devices has the version of in ``torch.version``.
-BUILDS = {NVIDIA: "cuda", AMD: "hip"}
 # Facts of ``worker/accelerator.py`` that the bits of numbers depend on: the versions of the vendors' libraries.
 LIBRARIES = ("cuda", "hip", "nccl", "cublas", "cudnn", "cudnn_frontend", "triton")
 CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Count, Model, convert
-from pytest_aorta.plan.options import WRAPPED_STRAGGLER_S, WRAPPERS, LauncherKind, ProfilerSchedule
+from pytest_aorta.plan.options import WRAPPED_STRAGGLER_S, WRAPPERS, LauncherKind
 from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, resolve_config
 from pytest_aorta.plan.world import World
@@ -116,7 +116,6 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
         lease_fds: Descriptors of open files that hold the lease of the devices until the last rank is gone.
         reference: A/B reference to launch; None for the code under test.
         profiler: Profiler that ranks run under, torch, nsys or rocprofv3; None: no profiler.
-        profiler_schedule: Steps of the traces of torch's profiler; None: the default.
         node_launcher: Words of the command that starts one node agent per node; ``{nodes}`` is their number.
         node: Number of the node whose ranks are started, on a node agent; None: all nodes.
         command: Words of the command line of the run, for the result's provenance.
@@ -132,7 +131,6 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
     lease_fds: tuple[int, ...] = ()
     reference: AnyReference | None = None
     profiler: str | None = None
-    profiler_schedule: ProfilerSchedule | None = None
     node_launcher: tuple[str, ...] = ()
     node: int | None = None
     command: tuple[str, ...] = ()

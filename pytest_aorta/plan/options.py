@@ -20,6 +20,8 @@ from pytest_aorta.common.text import brief, did_you_mean
 
 # Replaces the suffix of the file of --aorta-markdown: the same findings as data.
 FINDINGS_SUFFIX = ".findings.json"
+# Likewise: the schedules of failed tests as a picture.
+DRAWN_SUFFIX = ".svg"
 TORCH = "torch"
 NSYS = "nsys"
 ROCPROFV3 = "rocprofv3"
@@ -47,58 +49,6 @@ def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
         return int(text)
 
     return parse
-
-
-# Words of a schedule and their limits. Each trace is a file, and a trace of many steps can't be viewed.
-_NUMBERS = {
-    "wait": integer_from(0, 100_000),
-    "warmup": integer_from(0, 1000),
-    "active": integer_from(1, 1000),
-    "repeat": integer_from(1, 100),
-}
-_SWITCHES = ("shapes", "memory")
-
-
-@dataclass(frozen=True)
-class ProfilerSchedule:
-    """The steps that torch's profiler records into kept traces, and its optional records of these steps.
-
-    Attributes:
-        wait: Steps without the profiler before each trace.
-        warmup: Steps under the profiler before each trace that the trace leaves out.
-        active: Steps of each trace; None: the config's ``profile_steps``, or 3 if it is 0.
-        repeat: Number of traces per rank.
-        shapes: Record the shapes of operators' inputs.
-        memory: Record allocations.
-    """
-
-    wait: int = 0
-    warmup: int = 1
-    active: int | None = None
-    repeat: int = 1
-    shapes: bool = False
-    memory: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> ProfilerSchedule:
-        """Return the schedule of words such as ``wait=1 warmup=1 active=3 repeat=2 shapes memory``.
-
-        Raises:
-            ArgumentTypeError: A word is unknown, or a number is outside its limits.
-        """
-        values: dict[str, int] = {}
-        for word in text.split():
-            name, equals, number = word.partition("=")
-            if name not in (_NUMBERS if equals else _SWITCHES):
-                raise _not_allowed(word, f"{'=N, '.join(_NUMBERS)}=N, {', '.join(_SWITCHES)}")
-            values[name] = _NUMBERS[name](number) if equals else True
-        return cls(**values)  # type: ignore[arg-type]
-
-    def __str__(self) -> str:
-        """Return the text from which :meth:`parse` makes an equal schedule."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
-        words = [f"{name}={number}" for name, number in numbers.items() if number is not None]
-        return " ".join(words + [name for name in _SWITCHES if getattr(self, name)])
 
 
 def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
@@ -157,22 +107,6 @@ class FailOn(StrEnum):
     NOT_APPLICABLE = "not-applicable"
     IMPROVED = "improved"
     MISSING = "missing"
-
-
-class Profiling(NamedTuple):
-    """The profiler that ranks run under.
-
-    Attributes:
-        tool: ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler.
-        schedule: The steps that torch's profiler records into kept traces; None: ``profile_steps``, once.
-    """
-
-    tool: str | None = None
-    schedule: ProfilerSchedule | None = None
-
-    def __str__(self) -> str:
-        """Return the text that the option takes."""
-        return f"{self.tool}:{self.schedule}" if self.schedule else str(self.tool)
 
 
 class Recording(NamedTuple):
@@ -235,15 +169,6 @@ def _fail_on(given: str | Sequence[str]) -> frozenset[FailOn]:
         hint = did_you_mean(sorted(set(words) - set(known)), known)
         raise _not_allowed(given, f"a comma-separated list of {', '.join(FailOn)}, or {FAIL_ON_NOTHING}{hint}")
     return frozenset(map(FailOn, words))
-
-
-def _profiler(text: str) -> Profiling:
-    tool, colon, words = text.partition(":")
-    if tool not in PROFILERS or (colon and tool != TORCH):
-        raise _not_allowed(
-            text, f"one of {', '.join(PROFILERS)}, or {TORCH}:wait=1 warmup=1 active=3 repeat=2 shapes memory"
-        )
-    return Profiling(tool, ProfilerSchedule.parse(words) if colon else None)
 
 
 def _record(text: str) -> Recording:
@@ -432,13 +357,8 @@ class Options:
         metavar="REF",
         shown="none",
     )
-    profiler: Profiling = _option(
-        f"keep traces of this profiler with the results of each launch: {', '.join(PROFILERS)}; torch:SCHEDULE also "
-        "sets the steps of each trace",
-        Profiling(),
-        type=_profiler,
-        metavar="NAME",
-        shown="none",
+    profiler: str | None = _option(
+        "keep traces of this profiler with the results of each launch", choices=PROFILERS, shown="none"
     )
     report: Path | None = _option(
         "write an HTML report of the run here; needs pytest-aorta[report]",
@@ -542,7 +462,7 @@ def _nearest(folder: Path) -> Path:
 def _refuse_contradictions(options: Options) -> None:
     if options.without_gpus == WithoutGpus.FAIL and options.gpus == 0:
         raise SpecError("--aorta-without-gpus=fail and --aorta-gpus=0 contradict each other; drop one of them")
-    if options.update_baselines and options.profiler.tool:
+    if options.update_baselines and options.profiler:
         raise SpecError(
             f"--update-baselines and --aorta-profiler={options.profiler} contradict each other: "
             f"a launch under a profiler can't be a baseline; drop one of them"

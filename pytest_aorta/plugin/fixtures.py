@@ -210,8 +210,10 @@ def _begin_with_verdict(report: pytest.TestReport, error: AortaError) -> None:
 def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if report.passed or call.excinfo is None:
         return ""
-    # The message of an AortaError is complete; for any other error the traceback helps.
-    return str(call.excinfo.value) if isinstance(call.excinfo.value, AortaError) else report.longreprtext
+    # The message of an AortaError is complete; for any other error the traceback helps, after what is wrong.
+    if isinstance(call.excinfo.value, AortaError):
+        return str(call.excinfo.value)
+    return f"{call.excinfo.exconly().splitlines()[0]}\n{report.longreprtext}"
 
 
 def header(options: Options, devices: Sequence[Device], platforms: Collection[str]) -> str:

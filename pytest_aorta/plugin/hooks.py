@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             require_packages()
         if not _is_given(config, _SHOWING):
-            check_profiler(options.profiler.tool, "--aorta-profiler")
+            check_profiler(options.profiler, "--aorta-profiler")
             if options.ab is not None:
                 from pytest_aorta.plan.reference import check_reference  # only for a run with a reference
 

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
-from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
+from pytest_aorta.plan.options import DRAWN_SUFFIX, FINDINGS_SUFFIX, Options
 from pytest_aorta.plugin.markers import can_launch
 
 if TYPE_CHECKING:
@@ -146,11 +146,11 @@ class Controller:
         self.failed: set[str] = set()
         self.ended_by = ""
         self.has_collection_error = False
-        if run.options.markdown is not None:
+        if (file := run.options.markdown) is not None:
             # They can't be taken for those of this run if the process is killed. Errors are reported by the writer.
-            for path in (run.options.markdown, run.options.markdown.with_suffix(FINDINGS_SUFFIX)):
+            for suffix in (file.suffix, FINDINGS_SUFFIX, DRAWN_SUFFIX):
                 with suppress(OSError):
-                    path.unlink(missing_ok=True)
+                    file.with_suffix(suffix).unlink(missing_ok=True)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Note Ctrl-C or ``pytest.exit``, which can give the run any exit status."""
@@ -282,7 +282,7 @@ class Controller:
                 )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write durations on request, findings or with ``-v`` every verdict, the totals, and what was written.
+        """Write findings or with ``-v`` every verdict, the totals, and what was written.
 
         A single line has no section of its own.
         """
@@ -290,14 +290,11 @@ class Controller:
         is_reported = any(record.is_reported for record in run.records)
         if not is_reported and not run.notes:
             return
-        from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
+        from pytest_aorta.plugin.summary import summary_lines  # only for a run with launches
 
-        given = terminalreporter.config.option  # pytest's own options, --durations and --durations-min
-        wanted = given.durations is not None
-        durations = durations_lines(run.records, given.durations, given.durations_min or 0.0) if wanted else []
         # A test that was interrupted has no record, and may have launched.
         found = summary_lines(run.records, terminalreporter.verbosity) if is_reported else []
-        lines = [*durations, *found, *run.notes]
+        lines = [*found, *run.notes]
         if len(lines) > 1:
             terminalreporter.section("aorta")
         for line in lines:

@@ -1,12 +1,10 @@
-"""The section ``aorta`` of pytest's terminal summary: verdicts and durations."""
+"""The section ``aorta`` of pytest's terminal summary: verdicts."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.plan.world import SIMULATED
-from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord, finding_text, totals
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Origin, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -14,8 +12,6 @@ from pytest_aorta.verdict.verdicts import Open
 
 # Characters of the last line.
 MAX_LINE = 112
-_DURATIONS = ("wall", *PHASES)
-_DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 
 
 def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str]:
@@ -86,44 +82,18 @@ def _simulated(records: Sequence[TestRecord]) -> list[str]:
 
 
 def _warnings(records: Sequence[TestRecord]) -> list[str]:
-    """Return a warning about the verdicts that passed without a decision."""
+    """Return a line on speed that was not compared, and a warning about the verdicts that passed without a decision."""
     rows = [row for record in records if not record.is_retried for row in record.verdicts]
+    absent = next((row.detail for row in rows if row.not_applicable and row.tolerance.origin is Origin.GROSS), "")
+    lines = [f"speed was not compared: {absent}; --aorta-ab=REF compares it"] if absent else []
     # A verdict that is still open is left out: another verdict of its test ended the launches.
     undecided = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE and not isinstance(row.state, Open)]
     if not undecided:
-        return []
+        return lines
     what = "speed" if any(metric_of(row.metric).kind is MetricKind.TIMING for row in undecided) else "a metric"
     strict = "; --aorta-fail-on=marked-inconclusive,missing fails such a test"
     more = strict if any(row.tolerance.origin is Origin.MARKER for row in undecided) else ""
-    return [f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
-
-
-def durations_lines(records: Sequence[TestRecord], most: int = 0, at_least_s: float = 0.0) -> list[str]:
-    """Return one line per launch, in seconds, the longest first, then the sums over all launches.
-
-    ``most`` is the largest number of launches to list, 0 for all, and ``at_least_s`` is the shortest time to list.
-    """
-    launches = [
-        (short_nodeid(record.nodeid) + record.attempt_label, number, launch)
-        for record in records
-        for number, launch in enumerate(record.launches, 1)
-        if launch.times_s
-    ]
-    if not launches:
-        return []
-    launches.sort(key=lambda entry: -entry[2].times_s["wall"])
-    shown = [entry for entry in launches[: most or None] if entry[2].times_s["wall"] >= at_least_s]
-    rows = [(name, str(number), launch.launcher, *_seconds(launch.times_s)) for name, number, launch in shown]
-    sums: Counter[str] = Counter()
-    for _, _, launch in launches:
-        sums.update(launch.times_s)
-    table = [_DURATION_COLUMNS, *rows, ("total", str(len(launches)), "", *_seconds(sums))]
-    cut = "" if len(shown) == len(launches) else f" ({len(shown)} of {len(launches)})"
-    return [f"launches in seconds, longest first{cut}:", *aligned(table, [""] * len(table))]
-
-
-def _seconds(times_s: Mapping[str, float]) -> list[str]:
-    return [f"{times_s[name]:.2f}" if name in times_s else "-" for name in _DURATIONS]
+    return [*lines, f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
 
 
 def short_nodeid(nodeid: str) -> str:

@@ -1,19 +1,18 @@
-"""Drawings of a report in rows of bars, as SVG and for the page, and the overlap of each step of a launch.
+"""Drawings of a report in rows of bars, as SVG and for the page.
 
-A drawing shows what each rank's streams did in a step, the waits of ranks step by step, or where weights differ.
+A drawing shows what each rank's streams did in a step, how the step's graph of streams plays on the nominal machine,
+the waits of ranks step by step, or where weights differ.
 """
 
 from __future__ import annotations
 
-import csv
 import html
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, zip_longest
 from pathlib import Path
-from statistics import fmean
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -21,18 +20,15 @@ from pytest_aorta.common.files import write_text
 from pytest_aorta.report.data import Case, Launch, Report
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import hashes_by_name
-from pytest_aorta.result.trace.overlap import Lane, Part, difference, union
-from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
-from pytest_aorta.result.trace.rank_files import Iteration
+from pytest_aorta.result.trace.overlap import Intervals, Lane, Part, difference, intersection, union
+from pytest_aorta.result.trace.profiled_steps import Collective
+from pytest_aorta.result.trace.schedule import Schedule
 
-_NS_PER_MS = 1_000_000
-TABLE_FILE, PICTURE_FILE = "overlap.csv", "timeline.svg"
+_NS_PER_MS, _NS_PER_US = 1_000_000, 1000
+PICTURE_FILE = "timeline.svg"
 # A picture is viewed as a whole and can't be zoomed, so larger timelines are left to the HTML page.
 MAX_PANELS = 4
 MAX_ROWS = 48
-# The times of a step in the telemetry that reports show.
-_ITERATION_TIMES = ("compute_ms", "hidden_comm_ms", "exposed_comm_ms")
-_COLUMNS = ("step", "step_time_ms", *_ITERATION_TIMES, "overlap_ratio", "loss")
 # Those of the page's light theme.
 _COLORS: dict[str, str] = {
     Lane.COMPUTE: "#0072b2",
@@ -48,12 +44,15 @@ _COLORS: dict[str, str] = {
     Collective.BROADCAST: "#2f8fce",
     Collective.SEND_RECV: "#7c5a34",
     Collective.OTHER: "#6e7781",
+    (IN_HOST := "exposed in a host"): "#d98e00",
+    (BETWEEN_HOSTS := "exposed between hosts"): "#c4162a",
 }
 # Follows the names of the other side's rows.
 BEFORE = ", before"
 # Beyond, neighboring steps of waits share a bar.
 _MOST_STEPS = 120
 _MOST_PARAMETERS = 40
+_MOST_ARROWS = 40
 _Spans: TypeAlias = Sequence[tuple[float, float]]
 
 
@@ -64,11 +63,13 @@ class Bars:
     Attributes:
         spans: Begin and end of each bar.
         values: What each bar stands for, in ms, shown by the strength of its color; empty if all are alike.
+        texts: What is said of each bar; empty if its kind is enough.
     """
 
     kind: str
     spans: _Spans
     values: Sequence[float] = ()
+    texts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Drawing:
         begin, end: The range that the rows cover.
         unit: Of the range; also of each of ``ticks``.
         ticks: What is written below each unit of the range; empty for numbers.
+        arrows: A place in the range, and the rows from which and to which an arrow points there.
     """
 
     rows: Sequence[Row]
@@ -95,6 +97,66 @@ class Drawing:
     begin: float = 0.0
     unit: str = "ms"
     ticks: Sequence[str] = ()
+    arrows: Sequence[tuple[float, int, int]] = ()
+
+
+def schedule_drawing(case: Case) -> Drawing | None:
+    """Return the schedules of both sides on the nominal machine, of the first ranks; None without a schedule."""
+    sides = ([launch.facts for launch in case.candidate], case.others)
+    groups = [[group.schedule for facts in side for group in facts.schedules] for side in sides]
+    return drawn_schedules([next((one for one in found if one.issued), None) for found in groups])
+
+
+def drawn_schedules(schedules: Sequence[Schedule | None]) -> Drawing | None:
+    """Return schedules, the first being that of the code under test; exposed communication is of a kind of its own.
+
+    An arrow leads to an exposed collective from the stream whose work it waits for.
+    """
+    rows: list[Row] = []
+    arrows: list[tuple[float, int, int]] = []
+    for schedule, suffix in zip(schedules, ("", BEFORE), strict=False):
+        if schedule is not None:
+            first, streams = len(rows), [*dict.fromkeys([Lane.COMPUTE, *(one.stream for one in schedule.issued)])]
+            rows += [Row(stream + suffix, _stream_bars(schedule, stream)) for stream in streams]
+            exposed = sorted((one for one in schedule.issued if one.behind), key=lambda one: -one.exposed_us)
+            arrows += [
+                (
+                    one.begin_us * _NS_PER_US / _NS_PER_MS,
+                    first + streams.index(one.behind),
+                    first + streams.index(one.stream),
+                )
+                for one in exposed[:_MOST_ARROWS]
+                if one.exposed_us and one.behind in streams
+            ]
+    ends = [end for row in rows for bars in row.bars for _, end in bars.spans]
+    return Drawing(rows, max(ends), arrows=arrows) if ends else None
+
+
+def _stream_bars(schedule: Schedule, stream: str) -> list[Bars]:
+    """Return the compute of a stream, and of its collectives what compute hides, by kind, and what is exposed."""
+    computing = _moments(schedule.computing_us)
+    parts: list[tuple[str, Intervals, str]] = [(Lane.COMPUTE, computing, "")] if stream == Lane.COMPUTE else []
+    for one in schedule.issued:
+        if one.stream == stream:
+            whole = _moments([(one.begin_us, one.end_us)])
+            names = (one.name, one.of and f"of {one.of}", one.waits_for and f"after {one.waits_for}")
+            text = " ".join(filter(None, names))
+            parts.append((one.name, intersection(whole, computing), text))
+            parts.append((Lane.EXPOSED, difference(whole, computing), text))
+    found: dict[str, Bars] = {}
+    for kind, moments, text in parts:
+        known = found.get(kind, Bars(kind, []))
+        spans = _in_ms(moments)
+        found[kind] = Bars(kind, [*known.spans, *spans], texts=[*known.texts, *[text] * len(spans)])
+    return [*found.values()]
+
+
+def _moments(spans_us: _Spans) -> Intervals:
+    return union([(round(begin * _NS_PER_US), round(end * _NS_PER_US)) for begin, end in spans_us])
+
+
+def _in_ms(moments: Intervals) -> list[tuple[float, float]]:
+    return cast("list[tuple[float, float]]", (moments / _NS_PER_MS).tolist())
 
 
 def step_drawing(case: Case) -> Drawing | None:
@@ -166,7 +228,12 @@ def _cells(differs: Sequence[bool]) -> list[Bars]:
     return [Bars(kind, spans) for kind, spans in places.items()]
 
 
-_WIDTH, _LEFT, _ROW, _GAP, _LINE, _LETTER = 960, 130, 14, 2, 18, 6
+_WIDTH, _LEFT, _ROW, _GAP, _LINE, _LETTER = 960, 150, 14, 2, 18, 6
+_ARROW = 'stroke="#1f2328" fill="none" marker-end="url(#tip)"'
+_TIP = (
+    '<marker id="tip" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto">'
+    '<path d="M0 0L6 3L0 6Z"/></marker>'
+)
 
 
 def svg(panels: Sequence[tuple[str, Drawing]]) -> str:
@@ -176,12 +243,18 @@ def svg(panels: Sequence[tuple[str, Drawing]]) -> str:
     for title, drawing in panels:
         parts.append(_text(4, top + _LINE, title, 'font-weight="600"'))
         top += 1.5 * _LINE
+        scale, middles = (_WIDTH - _LEFT - _GAP) / (drawing.end - drawing.begin), []
         for name, rows in groupby(drawing.rows, key=lambda row: row.name):
             parts.append(_text(4, top + 0.8 * _ROW, name))
             for row in rows:
-                parts += _rects(row, drawing, top)
+                parts += _rects(row, drawing.begin, scale, top)
+                middles.append(top + _ROW * row.height / 2)
                 top += _ROW * row.height + _GAP
             top += _GAP
+        for at, start, end in drawing.arrows:
+            tip = middles[end] - math.copysign(_ROW / 2, middles[end] - middles[start])
+            left = _LEFT + (at - drawing.begin) * scale
+            parts.append(f'<path d="M{left:.1f} {middles[start]:.1f}V{tip:.1f}" {_ARROW}/>')
         parts.append(_text(_WIDTH - _GAP, top + _LINE, f"{drawing.end:.4g} {drawing.unit}", 'text-anchor="end"'))
         left = float(_LEFT)
         for kind in dict.fromkeys(bars.kind for row in drawing.rows for bars in row.bars):
@@ -192,16 +265,15 @@ def svg(panels: Sequence[tuple[str, Drawing]]) -> str:
     size = f'width="{_WIDTH}" height="{top:.0f}" viewBox="0 0 {_WIDTH} {top:.0f}"'
     style = 'font-family="system-ui, sans-serif" font-size="12" fill="#1f2328"'
     back = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{back}{"".join(parts)}</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{_TIP}{back}{"".join(parts)}</svg>\n'
 
 
-def _rects(row: Row, drawing: Drawing, top: float) -> Iterator[str]:
-    scale = (_WIDTH - _LEFT - _GAP) / (drawing.end - drawing.begin)
+def _rects(row: Row, first: float, scale: float, top: float) -> Iterator[str]:
     for bars in row.bars:
         rects = (
-            f'<rect x="{_LEFT + (begin - drawing.begin) * scale:.1f}" width="{max(0.5, (end - begin) * scale):.1f}" '
-            f'y="{top:.1f}" height="{_ROW * row.height:.1f}"/>'
-            for begin, end in bars.spans
+            f'<rect x="{_LEFT + (begin - first) * scale:.1f}" width="{max(0.5, (end - begin) * scale):.1f}" '
+            f'y="{top:.1f}" height="{_ROW * row.height:.1f}"><title>{html.escape(text or bars.kind)}</title></rect>'
+            for (begin, end), text in zip_longest(bars.spans, bars.texts)
         )
         yield f'<g fill="{_color(bars.kind)}">{"".join(rects)}</g>'
 
@@ -214,48 +286,14 @@ def _text(left: float, bottom: float, text: str, style: str = "") -> str:
     return f'<text x="{left:.1f}" y="{bottom:.1f}" {style}>{html.escape(text)}</text>'
 
 
-def write_pictures(report: Report, folder: Path) -> list[Path]:
-    """Draw the profiled steps of the first cases that have one, both sides in one file; none without such a case."""
-    drawn = ((f"{test.record.nodeid} {case.name}", step_drawing(case)) for test in report.tests for case in test.cases)
-    panels = [(title, found) for title, found in drawn if found and len(found.rows) <= MAX_ROWS]
-    if not panels:
-        return []
-    write_text(folder / PICTURE_FILE, svg(panels[:MAX_PANELS]))
-    return [folder / PICTURE_FILE]
-
-
-def write_iterations(report: Report, folder: Path) -> list[Path]:
-    """Write ``overlap.csv``, a line for each step in the telemetry; write nothing if no launch has any with overlap."""
-    steps = list(_steps(report))
-    if not steps:
-        return []
-    kinds = _kinds(step for _, step in steps)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    times = [f"{kind}_{part}_ms" for kind in kinds for part in ("hidden", "exposed")]
-    table.writerow(("test", "case", "label", "launch", *_COLUMNS, *times))
-    for place, step in steps:
-        table.writerow([*place, *(getattr(step, name) for name in _COLUMNS), *_times(step, kinds)])
-    path = folder / TABLE_FILE
-    write_text(path, text.getvalue())
-    return [path]
-
-
-def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
-    """Yield each step with the test, case, label and launch that it belongs to."""
-    for test in report.tests:
-        for case in test.cases:
-            for label, launches in ((report.candidate, case.candidate), (report.reference, case.reference)):
-                for launch in launches:
-                    for step in launch.iterations:
-                        yield (test.record.nodeid, case.name, label, launch.number), step
-
-
-def _times(step: Iteration, kinds: Sequence[str]) -> Iterator[float | None]:
-    """Yield the hidden and the exposed time of each kind, None where the step did not run the kind."""
-    for kind in kinds:
-        time = (step.collectives or {}).get(kind)
-        yield from (None, None) if time is None else (time.hidden_ms, time.exposed_ms)
+def write_picture(report: Report, file: Path, draw: Sequence[Callable[[Case], Drawing | None]]) -> list[Path]:
+    """Draw the first cases of which something is known into a file, which is returned; no file without such a case."""
+    cases = [(f"{test.record.nodeid} {case.name}", case) for test in report.tests for case in test.cases]
+    drawn = [(title, drawing) for title, case in cases for of in draw if (drawing := of(case))]
+    panels = [(title, drawing) for title, drawing in drawn if len(drawing.rows) <= MAX_ROWS][:MAX_PANELS]
+    if panels:
+        write_text(file, svg(panels))
+    return [file] if panels else []
 
 
 def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[tuple[float, float]]]:
@@ -270,49 +308,4 @@ def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, lis
     others = (Lane.COMPUTE, Lane.COPY, Lane.WAIT)
     comm = union(*(moments for name, moments in sets.items() if name not in others))
     sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
-    return {name: cast("list[tuple[float, float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
-
-
-def compared_iterations(case: Case) -> dict[str, Any] | None:
-    """Return the means of both sides and the difference of their overlap; None where no launch has telemetry."""
-    here, there = (_means(launches) for launches in (case.candidate, case.reference))
-    if here is None and there is None:
-        return None
-    ratios = [side["overlap_ratio"] for side in (here, there) if side and side["overlap_ratio"] is not None]
-    delta = ratios[0] - ratios[1] if len(ratios) == 2 else None
-    return {"candidate": here, "reference": there, "overlap_ratio_delta": delta}
-
-
-def _means(launches: Sequence[Launch]) -> dict[str, Any] | None:
-    steps = [step for launch in launches for step in launch.iterations]
-    if not steps:
-        return None
-    means = {name: fmean(getattr(step, name) for step in steps) for name in _ITERATION_TIMES}
-    losses = [step.loss for step in steps if step.loss is not None]
-    comm_ms = means["hidden_comm_ms"] + means["exposed_comm_ms"]
-    return {
-        "count": len(steps),
-        "mean_loss": fmean(losses) if losses else None,
-        **{f"mean_{name}": value for name, value in means.items()},
-        "overlap_ratio": means["hidden_comm_ms"] / comm_ms if comm_ms else None,
-        "collectives": _mean_times(steps),
-    }
-
-
-def _mean_times(steps: Sequence[Iteration]) -> dict[str, dict[str, float]] | None:
-    """Return the means of each collective; None if a step's are unknown."""
-    known = [step.collectives for step in steps if step.collectives is not None]
-    if len(known) < len(steps):
-        return None
-    absent = CollectiveTime(0.0, 0.0)
-    times = {kind: [step.get(kind, absent) for step in known] for kind in _kinds(steps)}
-    return {
-        kind: {f"mean_{name}": fmean(getattr(time, name) for time in found) for name in ("hidden_ms", "exposed_ms")}
-        for kind, found in times.items()
-    }
-
-
-def _kinds(steps: Iterable[Iteration]) -> list[str]:
-    """Return the kinds of collectives that any of the steps ran, in the order in which reports list them."""
-    found = {kind for step in steps for kind in step.collectives or ()}
-    return [str(kind) for kind in Collective if kind in found]
+    return {name: _in_ms(moments) for name, moments in sets.items()}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 from msgspec import Meta, field
+from numpy.typing import NDArray
 
 from pytest_aorta.common.model import (
-    CanaryPart,
     Count,
     Fact,
     Finite,
@@ -43,6 +43,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     collective_facts,
     distinct_costs,
 )
+from pytest_aorta.result.trace.schedule import ScheduleOfRanks, distinct_schedules
 
 if TYPE_CHECKING:
     from pytest_aorta.result.measurements import WorkloadResult
@@ -140,6 +141,7 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
         late_steps: how many profiled steps do not count because the host was late in them; empty if all of them count.
         overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
             profiled.
+        graph_problem: the reason why a rank's step has no graph of streams, or what the graph lacks; empty if neither.
         optimizers: a line on what the series measured; empty if there is nothing to say.
         replicas: the replicas of parameters that became different.
     """
@@ -151,6 +153,7 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
     blocked_by: str = ""
     late_steps: str = ""
     overlap_problem: Annotated[str, Meta(max_length=1000)] = ""
+    graph_problem: str = ""
     optimizers: str = ""
     replicas: list[Parted] = field(default_factory=list)
 
@@ -172,9 +175,9 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         final_loss: the loss of the last measured step; None if nothing was trained.
         environment: the versions and settings that bitwise numerics depend on, and what setup() chose.
         rank_lag_ms: how much less each rank waits per step than its peers; empty if waits are not known.
+        late_ms: how much less it waits in nine steps of ten, at least; likewise.
         memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
         memory_growth_bytes: its growth within the launch on each rank, likewise.
-        canary_ms: the times of the canary's parts on the slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.overlap.Part`; empty if no
             step was profiled.
@@ -184,6 +187,8 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
         collectives: transfers and waits of a profiled step by collective.
         costs: the costs of a step by the ranks that have them in common; empty if a rank counted none.
+        schedules: the step's schedules on the nominal machine, by the ranks that have them in common; empty if a rank
+            has no graph of its step, or no collective in it.
         series: the optimizers of an unedited script, in the order of their first steps.
     """
 
@@ -200,9 +205,9 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     final_loss: Finite | None
     environment: dict[str, Fact]
     rank_lag_ms: list[Finite]
+    late_ms: list[Finite] = field(default_factory=list)
     memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
-    canary_ms: dict[CanaryPart, Milliseconds]
     exposed_ms: dict[CollectiveKind, Milliseconds] = field(default_factory=dict)
     breakdown_ms: dict[PartName, Milliseconds] = field(default_factory=dict)
     sm_clock_mhz: Annotated[float, Meta(ge=0)] | None = None
@@ -210,6 +215,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     kernels: Kernels = field(default_factory=dict)
     collectives: dict[CollectiveKind, CollectiveFacts] = field(default_factory=dict)
     costs: list[CostsOfRanks] = field(default_factory=list)
+    schedules: list[ScheduleOfRanks] = field(default_factory=list)
     series: list[SeriesFacts] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -227,7 +233,9 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         """Return what a baseline keeps of these facts."""
         series = [one.condensed(has_names=has_names) for one in self.series]
         costs = [group.replace(costs=group.costs.replace(places={})) for group in self.costs]
-        return self.replace(series=series, costs=self.costs if has_names else costs)
+        if has_names:
+            return self.replace(series=series)
+        return self.replace(series=series, costs=costs, schedules=[group.condensed() for group in self.schedules])
 
     @property
     def device(self) -> str:
@@ -255,6 +263,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     broken_down = _breakdown(result, float(p50))
     exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
     in_use = _memory_in_use(result.memory_bytes)
+    graphs = [None if costs is None else costs.graph for costs in result.costs]
     optimized = [rank.series for rank in result.ranks]
     series = series_facts(optimized)
     has_messages, is_simulated = any(one and one.collectives for one in result.costs), bool(result.simulated)
@@ -268,6 +277,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
             blocked_by=_blocking_call(result.head_start),
             late_steps=_late_steps(result),
             overlap_problem=result.overlap_problem,
+            graph_problem=next((text for graph in graphs if graph and (text := graph.problem)), ""),
             optimizers=described(series, len(optimized), has_messages=has_messages, is_simulated=is_simulated),
             replicas=diverged(optimized),
         ),
@@ -282,11 +292,11 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
         rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
+        late_ms=_short(least_lags_ms(result.collective_ms)),
         memory_bytes=in_use,
         memory_growth_bytes=_short(
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
         ),
-        canary_ms=_canary(result),
         exposed_ms=_exposed(result.overlap),
         breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
@@ -294,6 +304,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         costs=distinct_costs(result.costs, result.simulated or range(len(result.ranks))),
+        schedules=distinct_schedules(graphs, result.simulated or range(len(result.ranks))),
         series=series,
     )
 
@@ -340,12 +351,6 @@ def _breakdown(result: WorkloadResult, p50_ms: float) -> Breakdown | None:
     return break_down(result.overlap if was_ahead else as_run, as_run, p50_ms)
 
 
-def _canary(result: WorkloadResult) -> dict[str, float]:
-    """Return each part's time on its slowest rank, the better of before and after: disturbances seldom hit both."""
-    before, after = result.canary_before, result.canary_after
-    return {name: _short(min(max(before[name]), max(after.get(name, before[name])))) for name in sorted(before)}
-
-
 def _environment(result: WorkloadResult) -> dict[str, Any]:
     # Numbers that are computed on a GPU do not depend on the host's instruction set and threads.
     left_out = (*CPU_ENVIRONMENT, "num_threads") if result.device != "cpu" else ()
@@ -388,8 +393,22 @@ def rank_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
     kind of step by chance, so the lag is 0 unless one kind is at least twice as frequent as the other. Empty without
     waits, or with one rank.
     """
+    by_step = _lags_by_step_ms(collective_ms)
+    late, ahead = (by_step > 0).sum(axis=1), (by_step < 0).sum(axis=1)
+    is_clear = np.maximum(late, ahead) >= _MOST_IN_TURN * np.minimum(late, ahead)
+    return [float(lag) for lag in np.where(is_clear, np.median(by_step, axis=1), 0.0)] if by_step.size else []
+
+
+def least_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
+    """Return the lag of each rank that nine steps of ten exceed, 0 at least, so that no disturbance of some counts."""
+    by_step = _lags_by_step_ms(collective_ms)
+    return np.maximum(np.quantile(by_step, 0.1, axis=1), 0.0).tolist() if by_step.size else []
+
+
+def _lags_by_step_ms(collective_ms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """Return ``lag[rank][step]``; empty without waits, or with one rank."""
     if len(collective_ms) < 2 or not collective_ms[0]:
-        return []
+        return np.empty((0, 0))
     waits = np.asarray(collective_ms)
     num_ranks = len(waits)
     # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its
@@ -399,7 +418,4 @@ def rank_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
     in_order = np.take_along_axis(waits, order, axis=0)
     low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
     peers = [np.where(position <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
-    by_step = (peers[0] + peers[1]) / 2 - waits
-    late, ahead = (by_step > 0).sum(axis=1), (by_step < 0).sum(axis=1)
-    is_clear = np.maximum(late, ahead) >= _MOST_IN_TURN * np.minimum(late, ahead)
-    return [float(lag) for lag in np.where(is_clear, np.median(by_step, axis=1), 0.0)]
+    return np.asarray((peers[0] + peers[1]) / 2 - waits)

@@ -23,8 +23,6 @@ STOPPING_FILE: Final = "stopping"
 # Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
 RESULT_FILE: Final = "result.json"
 TRACE_FILE: Final = "trace.json.gz"
-# Pattern of TRACE_FILE, and of the traces of further repeats of a profiler's schedule.
-TRACES: Final = "trace*.json.gz"
 # Folders of a launch: one folder per rank, one per node, and the dumps of NCCL's flight recorder.
 RANKS_FOLDER: Final = "ranks"
 NODES_FOLDER: Final = "nodes"
@@ -35,23 +33,16 @@ ELASTIC_FOLDER: Final = "torchelastic"
 COPY_FOLDER: Final = "copy"
 # Files of a rank.
 PID_FILE: Final = "pid"
-MARKS_FILE: Final = "marks"
+# Empty; a rank leaves this file when its script, or the workload's run(), has returned.
+RETURNED_FILE: Final = "returned"
 PROGRESS_FILE: Final = "progress"
 OUTPUT_LOG: Final = "output.log"
 STACKS_FILE: Final = "stacks.txt"
-# Empty; the guard leaves this file for a rank that a signal such as SIGSTOP has suspended.
-SUSPENDED_FILE: Final = "suspended"
-NATIVE_STACKS_FILE: Final = "py-spy.txt"
 ERROR_FILE: Final = "error.json"
 IN_FLIGHT_FILE: Final = "collectives.json"
 ARRIVALS_FILE: Final = "arrivals.json"
 TELEMETRY_FILE: Final = "telemetry.jsonl"
 OPERATORS_FILE: Final = "operators.json"
-
-
-def trace_file(repeat: int) -> str:
-    """Return the file name of the trace of one repeat of a profiler's schedule; repeats count from 1."""
-    return TRACE_FILE if repeat == 1 else f"trace-{repeat}.json.gz"
 
 
 def rank_folder(run_dir: Path, rank: int | str) -> Path:

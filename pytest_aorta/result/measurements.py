@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import (
-    CanaryPart,
     Count,
     Fact,
     Finite,
@@ -131,8 +130,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         collective_ms: time in collectives in each step, from this rank's arrival at a collective to its end; of all
             steps, or of as many of the last steps as are known.
         memory_bytes: memory in use before evenly spaced steps, fewer than 24 of them.
-        canary_before: milliseconds that the parts of a fixed program took before the steps.
-        canary_after: the same after the steps.
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
             same on every rank.
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
@@ -156,8 +153,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, Fact] = field(default_factory=dict)
     collective_ms: list[Milliseconds] = field(default_factory=list)
     memory_bytes: list[Count] = field(default_factory=list)
-    canary_before: dict[CanaryPart, Milliseconds] = field(default_factory=dict)
-    canary_after: dict[CanaryPart, Milliseconds] = field(default_factory=dict)
     tensor_hashes: dict[TensorKind, TensorHashes] = field(default_factory=dict)
     boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
@@ -224,7 +219,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         platform: the platform's name, which is part of the key of baselines.
         launcher: what started the ranks: torchrun, forkserver or the name of a plugin's launcher.
         profiler: the profiler that the ranks ran under; None if there was none.
-        launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
+        launch_times_s: duration of the launch as ``wall``, in seconds.
         host: name of the host that pytest ran on.
         provenance: time, session block and code version of the launch.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
@@ -249,8 +244,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
         rank_metrics: ``rank_metrics[name][rank]``; the unit is part of the name.
         memory_bytes: ``memory_bytes[rank]``: memory in use before evenly spaced steps, fewer than 24 of them.
-        canary_before: ``canary_before[name][rank]`` in ms; empty if there was no process group before the steps.
-        canary_after: the same after the steps.
         overlap: ``overlap[rank][profiled step]``; empty if no step was profiled.
         overlap_as_run: ``overlap_as_run[rank][profiled step]``, without a head start; empty on CPU ranks.
         head_start: the lead of each host that has one.
@@ -297,8 +290,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     rank_step_times_ms = _OfRanks(lambda ranks: [rank.step_times_ms for rank in ranks])
     rank_metrics = _OfRanks(lambda ranks: _by_name([rank.metrics for rank in ranks]))
     memory_bytes = _OfRanks(lambda ranks: [rank.memory_bytes for rank in ranks])
-    canary_before = _OfRanks(lambda ranks: _by_name([rank.canary_before for rank in ranks]))
-    canary_after = _OfRanks(lambda ranks: _by_name([rank.canary_after for rank in ranks]))
     overlap = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.steps for rank in ranks]))
     overlap_as_run = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.as_run for rank in ranks]))
     head_start = _OfRanks(lambda ranks: [rank.profile.head_start for rank in ranks if rank.profile.head_start])

@@ -26,9 +26,9 @@ from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
+from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
-from pytest_aorta.result.trace.merged import merge_run, traces_note
+from pytest_aorta.result.trace.kept import traces_note
 from pytest_aorta.session.record import LaunchNote, RunningTest
 
 if TYPE_CHECKING:
@@ -149,12 +149,11 @@ class Launcher:
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.launchers.launch(plan)
             on_device = plan.world.device != DeviceKind.CPU
-            found = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ""
-            traces = [found] if found else []
+            traces = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ()
             note = LaunchNote(
                 outcome.launcher,
-                launch_times_s(outcome),
-                traces=tuple(traces),
+                outcome.wall_s,
+                traces=traces,
                 folder=str(plan.run_dir),
                 failure=(failure := launch_failure(plan, outcome)),
             )
@@ -167,9 +166,7 @@ class Launcher:
                     f"profiler {plan.profiler} left no trace in {plan.run_dir}; next: read {AGENT_LOG} there"
                     + (", and call capture_overlap() in a script" if plan.profiler == TORCH else "")
                 )
-            if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
-                traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
-            note = note.replace(has_result=True, traces=tuple(traces))
+            note = note.replace(has_result=True)
         finally:  # pytest-timeout, too, ends a launch by an exception
             self.test.launched(note)
             if plan is not None and plan.copy is not None:
@@ -202,7 +199,7 @@ class Launcher:
             raise LaunchError(f"{plan.cwd} can't be copied: {error.filename}: {error.strerror or error}") from None
 
     def _refuse_several_nodes(self, version: AnyReference | None, fresh: Sequence[str] | None) -> None:
-        profiler = self.session.options.profiler.tool
+        profiler = self.session.options.profiler
         if fresh is not None and self.world.nodes > 1:
             raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
@@ -229,9 +226,8 @@ class Launcher:
             launcher=preferred if is_local else LauncherKind.NODES,
             lease_fds=self._leased.fds,
             reference=version,
-            profiler=options.profiler.tool,
-            profiler_schedule=options.profiler.schedule,
-            limits=limits_under(options.profiler.tool, self.timeout_s),
+            profiler=options.profiler,
+            limits=limits_under(options.profiler, self.timeout_s),
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )

@@ -23,7 +23,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.diagnosis import LaunchFailure
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewBaseline
-from pytest_aorta.verdict.metrics import measured_values
+from pytest_aorta.verdict.metrics import Origin, measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import DIFFERS, FINDINGS, Decided, Note, NoteKind, Reason, ReferenceKind, Verdict
 
@@ -87,8 +87,12 @@ class Comparison(Model, frozen=True):
 
     @property
     def compared_nothing(self) -> bool:
-        """Return True if no metric was compared, and not because of a profiler, which the user asked for."""
-        return all(row.not_applicable not in (None, Reason.PROFILER) for row in self.rows)
+        """Return True if no metric was compared, and not because of a profiler, which the user asked for.
+
+        That speed has not changed by a factor of two does not make a test.
+        """
+        asked = [row for row in self.rows if row.tolerance.origin is not Origin.GROSS]
+        return all(row.not_applicable not in (None, Reason.PROFILER) for row in asked)
 
     @property
     def measured(self) -> dict[str, float | str]:
@@ -102,7 +106,7 @@ class LaunchNote(Model, frozen=True):
 
     Attributes:
         launcher: The program that started the ranks; empty if the launch did not end.
-        times_s: Duration in seconds as ``wall``, and the phases that are known; empty if the launch did not end.
+        wall_s: Duration in seconds; 0 if the launch did not end.
         has_result: Whether the launch left a valid result.
         traces: Notes on the files that a profiler left.
         folder: The run folder; empty if the launch did not end.
@@ -110,7 +114,7 @@ class LaunchNote(Model, frozen=True):
     """
 
     launcher: str = ""
-    times_s: dict[str, float] = msgspec.field(default_factory=dict)
+    wall_s: float = 0.0
     has_result: bool = False
     traces: tuple[str, ...] = ()
     folder: str = ""
@@ -362,7 +366,7 @@ def totals(records: Sequence[TestRecord], *, is_short: bool = False) -> str:
     parts += _others(final, records)
     if not launches:
         return ", ".join(["no test launched", *parts[1:]])
-    seconds = math.fsum(launch.times_s.get("wall", 0.0) for launch in launches)
+    seconds = math.fsum(launch.wall_s for launch in launches)
     return ", ".join([*parts, f"{counted(len(launches), 'launch')} in {duration(seconds)}"])
 
 

@@ -15,7 +15,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.metrics import MetricKind, metric_of
+from pytest_aorta.verdict.metrics import MetricKind, Origin, metric_of
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
@@ -109,11 +109,8 @@ def _is_for_pairs(row: Verdict, comparison: StoredComparison) -> bool:
         return True
     # There is no baseline of these launches, or it comes from another machine, hour or launcher, or was too noisy.
     is_new = isinstance(row.state, Missing) and row.state.unrecorded is not None
-    return (
-        is_new
-        or row.not_applicable is Reason.NOISY
-        or (row.not_applicable is not None and row.metric in comparison.marked)
-    )
+    is_asked = row.metric in comparison.marked or row.not_applicable is Reason.UNMARKED_CPU_TIMES
+    return is_new or row.not_applicable is Reason.NOISY or (row.not_applicable is not None and is_asked)
 
 
 def joined(stored: Verdicts, paired: Verdicts) -> Verdicts:
@@ -216,7 +213,8 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     others = [row for row in rows if not row.remedy]
     lines = [row.headline for row in others]
     if not failing:
-        none = "no metric has a tolerance, and the launch has no weight hash; name one in a marker"
+        marker = "tolerance(step_time_p50='10%')"
+        none = f"no metric has a tolerance, and the launch has no weight hash; name one in a marker, such as {marker}"
         what = "Not recorded, since nothing would be compared" if again and again.is_recording else "Nothing compared"
         lines = [f"{what}: {', '.join(row.metric for row in rows) or none}"]
     if others and failing and comparison.suspect is not None and metric_of(others[0].metric).kind is MetricKind.TIMING:
@@ -273,6 +271,7 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     """Yield the commands that confirm a change, find its commit, and accept it."""
     present = [row for row in rows if not row.is_lost]
     outcomes, reasons = {row.outcome for row in present}, {row.not_applicable for row in present}
+    reasons |= {Reason.UNMARKED_CPU_TIMES for row in present if row.tolerance.origin is Origin.GROSS}
     version = next((row.reference.name for row in present if row.reference.is_ab), None)
     is_noisy, is_stored = any(row.low is not None for row in present), bool(comparison.baseline)
     if is_noisy and is_stored and not again.version:

@@ -1,12 +1,13 @@
 """The choice of metrics to compare, and the reasons why two launches can't be compared by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost
 from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
 from pytest_aorta.verdict.metrics import (
+    LATE_RANK,
     METRICS,
     UNDECLARED,
     Metric,
@@ -22,19 +23,23 @@ from pytest_aorta.verdict.verdicts import Reason
 
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
+# Metrics that the step's schedule decides where ranks compute on shared CPUs, whose times are noise.
+_SCHEDULED_ON_CPU = ("overlap_ratio", "exposed_comm_ms")
 # Costs that another version of torch changes, and the libraries whose versions count.
 _OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
 # What needs data or a clock that a simulated world lacks.
 NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC, MetricKind.OWN)
 
 
-def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
+def choose_tolerances(
+    marked: Mapping[str, Tolerance], *facts: LaunchFacts, asked: Collection[str] = ()
+) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
     These are the metrics that a tolerance names, and the metrics with a default tolerance that any launch has. Other
     metrics that the workload or script records are compared for presence if there is a launch to compare with. The
-    launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are
-    left.
+    launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs and
+    schedules are left. On CPU ranks, timed overlap is left out beside a schedule unless it is ``asked`` for.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
@@ -48,16 +53,20 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"tolerance of {name}: {num_steps} steps were measured, but {name} needs at least "
                 f"{least}; measure more steps, or use step_time_tail5"
             )
+    # Who names a time has said which change of speed counts; a launch alone has nothing to differ from.
+    is_gross = len(facts) > 1 and not any(metric_of(name).kind is MetricKind.TIMING for name in marked)
     for name, metric in METRICS.items():
-        # Times of operators on shared CPUs are compared on request only.
-        default = None if metric.only_on_gpus and facts[0].device == "cpu" else metric.default
-        if name not in chosen and default is not None and any(_has(metric, launch) for launch in facts):
+        is_of_cpu = metric.kind is MetricKind.TIMING and {launch.device for launch in facts} == {"cpu"}
+        default, needed = (metric.on_cpu if is_gross else None, all) if is_of_cpu else (metric.default, any)
+        if name not in chosen and default is not None and needed(_has(metric, launch) for launch in facts):
             chosen[name] = marked.get(name, default)
     if len(facts) > 1:
         chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
     left_out = NOT_SIMULATED if facts[0].simulated else ()
+    timed = _SCHEDULED_ON_CPU if facts[0].device == "cpu" and facts[0].schedules else ()
     names = [*METRICS, *sorted(chosen.keys() - METRICS.keys())]
-    kept = {name: chosen[name] for name in names if name in chosen and metric_of(name).kind not in left_out}
+    names = [name for name in names if name in chosen and (name in asked or name not in timed)]
+    kept = {name: chosen[name] for name in names if metric_of(name).kind not in left_out}
     if left_out and not kept:
         raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
     return kept
@@ -95,7 +104,9 @@ def known_to(
     def is_lacking(metric: Metric) -> bool:
         if metric.cost is not None:
             return lacks_costs
-        return (metric.is_growth and is_variant) or (metric.is_new and metric.measure(other) is None)
+        return (is_variant and bool(metric.is_growth or metric.scheduled)) or (
+            metric.is_new and metric.measure(other) is None
+        )
 
     return {name: found for name, found in tolerances.items() if name in marked or not is_lacking(metric_of(name))}
 
@@ -140,14 +151,14 @@ def not_applicable(
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
         detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
         return Reason.LAUNCHER, detail
-    if metric.kind is MetricKind.TIMING and facts.device == "cpu":
-        # A test without a tolerance marker for times does not lease the host exclusively.
-        if tolerance.origin is Origin.DEFAULT:
-            detail = "times of CPU ranks are compared only if a tolerance marker names the metric"
-            return Reason.UNMARKED_CPU_TIMES, detail
+    # The difference between ranks, unlike a time, hardly depends on the machine.
+    if metric.kind is MetricKind.TIMING and facts.device == "cpu" and metric.name != LATE_RANK:
         here, there = facts.provenance, recorded.provenance
-        if here.block != there.block or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
-            return Reason.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
+        is_other = recorded.device != facts.device or here.block != there.block
+        if is_other or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
+            is_asked = tolerance.origin is Origin.MARKER
+            reason = Reason.OLD_CPU_TIMES if is_asked else Reason.UNMARKED_CPU_TIMES
+            return reason, "times of CPU ranks are compared only within one hour on one machine"
     if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):
         return Reason.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:

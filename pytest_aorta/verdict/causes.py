@@ -15,8 +15,9 @@ from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.applicability import has_costs
 from pytest_aorta.verdict.environment import changed_choice
-from pytest_aorta.verdict.metrics import METRICS, MetricKind, metric_of
+from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind, metric_of
 from pytest_aorta.verdict.noise import RESET, median_step_ms
+from pytest_aorta.verdict.schedules import cause_of_schedule, is_unchanged
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
 from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, Verdict
@@ -39,11 +40,8 @@ _COMPUTE_OF_LAG = 0.5
 STEP_GROWTH = ByDevice(0.03, cpu=0.5)
 # Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
 MEMORY_GROWTH = 0.03
-# The least slowdown of the canary against the baseline that is reported.
-CANARY_CHANGE = ByDevice(0.05, cpu=1.0)
 # The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
 CLOCK_CHANGE = 0.05
-_CANARY_PARTS = {"gemm_ms": "matrix products", "all_reduce_ms": "all-reduces"}
 
 
 @dataclass(frozen=True)
@@ -136,16 +134,13 @@ def notes_on(
 ) -> tuple[tuple[Note, ...], int | None]:
     """Return the notes on a comparison, and the suspect rank.
 
-    A straggler explains slower steps; a slow machine, times that differ alone.
+    A straggler explains slower steps.
     """
     failed = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION}
-    open_kinds = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.INCONCLUSIVE}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
     late = Note(slow.note(side), NoteKind.CAUSE if slow.idle_ms is not None else NoteKind.EDIT) if slow else None
     found = [*_split_note(rows, launches, others), *notes(launches, others, side)]
-    is_time_alone = failed <= {MetricKind.TIMING} and MetricKind.TIMING in failed | open_kinds
-    found += _canary_notes(launches, others, side) if is_time_alone else []
     uncompared = (Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side))
     return (
         *((late,) if late else ()),
@@ -155,13 +150,19 @@ def notes_on(
 
 
 def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
-    """Yield lines on costs and buffers that are not compared, since one side lacks them, and on what was measured."""
-    here = launches[0].costs
+    """Yield lines on what is not compared, since one side lacks it, and on what was measured."""
+    here, graph = launches[0].costs, launches[0].description.graph_problem
     again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
         yield f"costs of a step are not compared: {problem}"
     elif here and others and not has_costs(others[-1]):
         yield f"costs of a step are not in the {side}{again}"
+    if graph:
+        yield f"the step's graph of streams is not compared: {graph}"
+    elif launches[0].schedules and others and not others[-1].schedules:
+        yield f"the step's graph of streams is not in the {side}{again}"
+    if unseen := dict.fromkeys(one for group in launches[0].schedules for one in group.schedule.unseen):
+        yield f"the step's graph of streams does not show {', '.join(unseen)}"
     if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
         yield f"buffers are not compared: the {side} has no hashes of them{again}"
     yield from dict.fromkeys(text for launch in launches if (text := launch.description.optimizers))
@@ -217,26 +218,12 @@ def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
     return [launch.sm_clock_mhz for launch in launches if launch.sm_clock_mhz is not None]
 
 
-def _canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
-    """Return lines on parts of the canary that were slower than in the reference launches, beyond their range."""
-    found = []
-    for name, part in _CANARY_PARTS.items():
-        here = [launch.canary_ms[name] for launch in launches if name in launch.canary_ms]
-        there = [launch.canary_ms[name] for launch in reference if name in launch.canary_ms]
-        if not here or not there or not median(there):
-            continue
-        change = median(here) / median(there) - 1
-        if change > CANARY_CHANGE[launches[0].device] and _clearly_above(here, there):
-            longer = f"{change:.0%} longer for {part} than in the {side}"
-            found.append(f"the speed check of the machine took {longer}; suspect the machine")
-    return found
-
-
 def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
     known = [launch.rank_lag_ms for launch in launches if launch.rank_lag_ms]
     return known if len({len(lags) for lags in known}) == 1 else []
 
 
+UNCHANGED = "the step's graph of streams is unchanged, so kernels or the machine changed"
 # The metrics that exposed collectives explain.
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 # The metrics that slower kernels and collectives explain.
@@ -254,9 +241,15 @@ def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[Laun
     """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
     causes = []
     if metric in _BY_EXPOSURE:
+        unchanged = is_unchanged(launches, others)
+        causes.append(UNCHANGED if unchanged else cause_of_schedule(launches, others))
         causes.append(_exposure(launches, others))
     if metric in _BY_KERNELS:
         causes.append(moved(launches, others))
+    if metric == LATE_RANK:
+        late_ms = launches[-1].late_ms
+        last = late_ms.index(max(late_ms))
+        causes.append(f"the others wait for rank {last}; look for what this rank alone does")
     if metric == "device_idle_ms":  # every launch has it, since the metric was compared
         now, before = (median(launch.metrics[metric] for launch in side) for side in (launches, others))
         causes.append(

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import choose_tolerances, known_to, not_applicable, profiled
 from pytest_aorta.verdict.baseline import Baseline
@@ -32,7 +33,8 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import Row
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
+from pytest_aorta.verdict.schedules import judge_schedules
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
     Decided,
@@ -89,11 +91,15 @@ class _Comparison(ABC):
             return judge_curves(row, row.metric.curve)
         if row.metric.is_growth:
             return judge_growth(row)
+        if row.metric.scheduled is not None:
+            return judge_schedules(row, row.metric.scheduled)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if (found := self._decide(row)) is None:
             return row.judge_ranges()
         decision, center = found
+        if row.tolerance.origin is Origin.GROSS:
+            return _gross(row, decision, center)
         is_questioned = row.metric.kind is MetricKind.TIMING and decision.outcome is not Outcome.PASS
         details = [throttled(launches)] if is_questioned else []
         match decision.outcome:
@@ -132,6 +138,24 @@ class _Comparison(ABC):
         """Return why the final verdict of ``num_launches`` launches is inconclusive, with the remedy; may be empty."""
         del row, num_launches
         return ""
+
+
+def _gross(row: Row, decision: Decision, center: Value) -> Verdict:
+    """Return the verdict on a time of CPU ranks that no marker names: only what noise can't explain is a finding.
+
+    Other work on the machine slows some steps of a launch. So if steps are slower, the fast ones have to be slower than
+    the slow ones of the other side.
+    """
+    is_time = row.metric.scale is Scale.RELATIVE
+    slow_ms = max(launch.step_time_ms["p99"] for launch in row.others) if is_time else 0.0
+    if decision.outcome is Outcome.REGRESSION and isinstance(row.value, float) and row.value > slow_ms:
+        return row.by_decision(decision, center, cause_of(row.metric.name, row.launches, row.others))
+    if decision.outcome in (Outcome.REGRESSION, Outcome.INCONCLUSIVE):
+        hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
+        return row.not_applicable(Reason.UNMARKED_CPU_TIMES, hidden, row.value, center)
+    if decision.outcome is Outcome.IMPROVED:
+        decision = replace(decision, outcome=Outcome.PASS)
+    return row.by_decision(decision, center, "")
 
 
 @dataclass(frozen=True)
@@ -277,10 +301,11 @@ class PairedComparison(_Comparison):
         Raises:
             SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
-        tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        tolerances = choose_tolerances(self.marked, candidates[0], references[0], asked=self.only or ())
         if not self.version:
             tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
         if self.only is None:
+            tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.GROSS}
             tolerances = known_to(references[0], tolerances, self.marked, is_variant=not self.version)
         else:
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}

@@ -28,7 +28,7 @@ from pytest_aorta.verdict.statistics.decision import (
     is_settled,
 )
 from pytest_aorta.verdict.statistics.variance import Estimate, observed
-from pytest_aorta.verdict.verdicts import Verdict, format_change
+from pytest_aorta.verdict.verdicts import Reason, Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
@@ -186,6 +186,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
     # A metric that can't be compared even with itself is not a difference.
     compared = applicable(marked, facts[0], old.center_launches[-1]).keys() - old.left_out.keys()
     rows = comparison.judge(facts).rows
+    rows = tuple(row for row in rows if row.not_applicable is not Reason.UNMARKED_CPU_TIMES)
     return [row for row in rows if row.metric in compared and not _is_unchanged(row)]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from statistics import fmean, median_high, median_low
@@ -16,9 +16,11 @@ from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.series import BUFFERS, PARAMETERS, SeriesFacts
 from pytest_aorta.result.trace.families import is_compute
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost, by_rank
+from pytest_aorta.result.trace.schedule import Schedule
 from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
+LATE_RANK = "late_rank_ms"
 # The values of each rank by step.
 Curve: TypeAlias = Callable[[SeriesFacts], list[dict[str, float]]]
 
@@ -52,6 +54,8 @@ class Origin(StrEnum):
 
     DEFAULT = "default"
     """The table of metrics."""
+    GROSS = "gross"
+    """The table of metrics for times of CPU ranks: a change that other work on the machine does not explain."""
     MARKER = "marker"
     """A marker, or an option of the command."""
     NUMERICS = "numerics"
@@ -104,11 +108,13 @@ class Metric:
         scale: The scale on which changes are measured.
         by_step: Returns step -> value after the step; ``measure`` returns the last of these values. Empty for a
             metric of the whole launch.
-        only_on_gpus: Whether the default tolerance is that of GPUs alone.
+        on_cpu: The tolerance of a time of CPU ranks without a marker, in place of ``default``.
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
         curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
             one, while ``measure`` returns the last of them.
         is_growth: Whether the growth of memory is compared rank by rank, while ``measure`` returns the largest.
+        scheduled: Returns the value of a rank's schedule on the nominal machine, which is compared rank by rank, while
+            ``measure`` returns the worst.
         hashed: What a hash by step is of, ``weights`` or ``buffers``; else empty.
         is_new: Whether baselines of earlier versions lack the metric, which is then compared only if a marker names it.
     """
@@ -123,17 +129,18 @@ class Metric:
     min_steps: int = 1
     scale: Scale = Scale.RELATIVE
     by_step: Callable[[LaunchFacts], dict[int, str]] = lambda _: {}
-    only_on_gpus: bool = False
+    on_cpu: Tolerance | None = None
     cost: Cost | None = None
     curve: Curve | None = None
     is_growth: bool = False
+    scheduled: Callable[[Schedule], float] | None = None
     hashed: str = ""
     is_new: bool = False
 
     @property
     def has_noise(self) -> bool:
         """Return False if one launch decides, e.g. because equal code has equal values."""
-        is_by_rank = self.is_growth or self.cost is not None or self.curve is not None
+        is_by_rank = self.is_growth or bool(self.cost or self.curve or self.scheduled)
         return self.direction is not Direction.EXACT and not is_by_rank
 
     @property
@@ -221,6 +228,34 @@ def _cost(cost: Cost, unit: str, percent: float | None, text: str) -> Metric:
     return Metric(cost.value, unit, MetricKind.COUNT, Direction.LOWER, default, measure, text, cost=cost)
 
 
+def _scheduled(
+    name: str,
+    unit: str,
+    direction: Direction,
+    allowed: Tolerance,
+    value: Callable[[Schedule], float],
+    text: str,
+) -> Metric:
+    """Return the row of a value of the step's schedule on the nominal machine."""
+
+    def measure(facts: LaunchFacts) -> Value:
+        worst = min if direction is Direction.HIGHER else max
+        return worst((float(value(group.schedule)) for group in facts.schedules), default=None)
+
+    return Metric(
+        name,
+        unit,
+        MetricKind.COUNT,
+        direction,
+        allowed,
+        measure,
+        text,
+        scale=allowed.scale,
+        scheduled=value,
+        is_new=True,
+    )
+
+
 def _curve(name: str, curve: Curve, text: str) -> Metric:
     """Return the row of a quantity that is compared by step and rank; a step may differ by 5%."""
 
@@ -270,7 +305,23 @@ _POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
 
 _ROWS = (
     _step_time("p50", 5, "median step time"),
-    _step_time("p10", None, "10th percentile of step times, which other work on the machine disturbs least"),
+    replace(
+        _step_time("p10", None, "10th percentile of step times, which other work on the machine disturbs least"),
+        on_cpu=Tolerance(1.0, origin=Origin.GROSS),
+        is_new=True,
+    ),
+    Metric(
+        LATE_RANK,
+        "ms",
+        _TIME,
+        _LOWER,
+        None,
+        lambda facts: max(facts.late_ms, default=None),
+        "how much longer the others wait for one rank than this rank waits for them, in nine of ten steps at least",
+        scale=_OF_STEP,
+        on_cpu=Tolerance(0.25, _OF_STEP, Origin.GROSS),
+        is_new=True,
+    ),
     _step_time("p99", 10, "99th percentile of step times", MIN_STEPS_P99),
     _step_time("mean", None, "mean step time"),
     _step_time("tail5", None, "mean of the slowest 5% of steps"),
@@ -321,7 +372,6 @@ _ROWS = (
         _default(2, _LOWER),
         _kernel_ms,
         "time of all kernels of a profiled step, mean over ranks; operators on CPU ranks",
-        only_on_gpus=True,
     ),
     _recorded(
         "overlap_saving",
@@ -363,6 +413,38 @@ _ROWS = (
         scale=_POINTS,
         is_growth=True,
         is_new=True,
+    ),
+    _scheduled(
+        "serialized_collectives",
+        "",
+        _LOWER,
+        Tolerance(None, origin=Origin.DEFAULT),
+        lambda schedule: schedule.serialized,
+        "collectives of a step that have nothing to hide under: each matrix product waits for them or they for it",
+    ),
+    _scheduled(
+        "scheduled_overlap_ratio",
+        "",
+        _HIGHER,
+        Tolerance(0.005, _POINTS, Origin.DEFAULT),
+        lambda schedule: schedule.overlap_ratio,
+        "fraction of communication time that is hidden under compute, in the step's schedule on the nominal machine",
+    ),
+    _scheduled(
+        "scheduled_exposed_comm_ms",
+        "ms",
+        _LOWER,
+        Tolerance(0.01, origin=Origin.DEFAULT),
+        lambda schedule: schedule.exposed_ms,
+        "communication time of that schedule during which the rank computes nothing",
+    ),
+    _scheduled(
+        "scheduled_step_ms",
+        "ms",
+        _LOWER,
+        Tolerance(0.01, origin=Origin.DEFAULT),
+        lambda schedule: schedule.step_ms,
+        "step time of that schedule",
     ),
     _cost(Cost.COLLECTIVES, "", None, "calls of collectives in a step, by kind, size of the group and type"),
     _cost(Cost.COLLECTIVE_BYTES, "B", None, "bytes of the larger of input and output, over the collectives of a step"),

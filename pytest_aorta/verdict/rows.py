@@ -125,7 +125,8 @@ class Row:
         metric, launches, others, reference, value = self.metric, self.launches, self.others, self.reference, self.value
         known, last, is_variant = [metric.measure(other) for other in others], others[-1], reference.is_variant
         if any(metric.measure(launch) is None for launch in launches):
-            return self.lost(f"the launch has no {metric.name}", None, known[-1])
+            problem = launches[-1].description.graph_problem if metric.scheduled else ""
+            return self.lost(f"the launch has no {metric.name}" + (f": {problem}" if problem else ""), None, known[-1])
         lost = None
         if not is_variant and reference.kind is not ReferenceKind.RESULTS:
             lost = other_device(launches, last, str(reference))

@@ -89,7 +89,7 @@ class Reason(StrEnum):
 
 
 # Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
-_UNASKED = (Origin.DEFAULT, Origin.UNDECLARED)
+_UNASKED = (Origin.DEFAULT, Origin.GROSS, Origin.UNDECLARED)
 _ON_REQUEST = (Reason.UNMARKED_CPU_TIMES, Reason.NOT_REPRODUCIBLE, Reason.UNDECLARED)
 # Reasons that a fact differs from the other side, so that nobody chose to leave the metric out.
 DIFFERS = (Reason.ENVIRONMENT, Reason.VERSIONS)

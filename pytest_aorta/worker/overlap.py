@@ -28,9 +28,10 @@ from torch.autograd.profiler import profile, record_function
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import write_bytes
-from pytest_aorta.plan.options import TORCH, ProfilerSchedule
-from pytest_aorta.result.folder import TRACE_FILE, trace_file
+from pytest_aorta.plan.options import TORCH
+from pytest_aorta.result.folder import TRACE_FILE
 from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace.kept import HEAD_START_KEY
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
     FEWER,
@@ -43,7 +44,6 @@ from pytest_aorta.result.trace.kineto import (
     overlap_of_device,
     steps_alone,
 )
-from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import PartAhead, is_too_late, joined_ahead
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
@@ -61,6 +61,7 @@ from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of, wrapper_problem
 from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.streams import marked_streams
 from pytest_aorta.worker.torch_private import profiler_enabled
 
 # Steps of a trace that the launch asks for if the config asks for none.
@@ -122,10 +123,7 @@ def _captured(
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
     if problem := wrapper_problem():
         return Profile(problem=problem), Costs(problem=problem)
-    plan = own_plan()
-    kept, schedule = trace_path or _asked_trace_path(), None
-    if trace_path is None and plan is not None and kept is not None and (schedule := plan.profiler_schedule):
-        folder, kept = kept.parent, None
+    kept = trace_path or _asked_trace_path()
     try:
         first, costs = _counted(step, device)
         if on_accelerator(device):
@@ -142,8 +140,6 @@ def _captured(
         problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
         warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
         capture, costs = Profile(problem=problem), Costs(problem=problem)
-    if schedule:
-        _keep_by_schedule(schedule, step, num_steps, device, folder)
     return capture, costs
 
 
@@ -170,7 +166,7 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
     lines = Lines()
 
     def noted() -> None:
-        with lines:
+        with marked_streams(device), lines:
             step()
 
     profiler, passed = _profile(noted, 1, device, shapes=True)
@@ -366,18 +362,6 @@ def _asked_trace_path() -> Path | None:
     return None if plan is None or plan.profiler != TORCH else Path(os.environ[variables.RANK_FOLDER]) / TRACE_FILE
 
 
-def _keep_by_schedule(
-    schedule: ProfilerSchedule, step: Callable[[], object], num_steps: int, device: torch.device, folder: Path
-) -> None:
-    """Run further steps by the schedule, and keep a trace of the active steps of each repeat."""
-    for repeat in range(1, schedule.repeat + 1):
-        for _ in range(schedule.wait):
-            step()
-        active, recorded = schedule.active or num_steps, {"shapes": schedule.shapes, "memory": schedule.memory}
-        profiler, _ = _profile(step, active, device, warmup=schedule.warmup, **recorded)
-        _keep_profiled(profiler, active, device, folder / trace_file(repeat))
-
-
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:
     """Return ``result`` with the costs of a further step, and the overlap of ``num_steps`` more of them.
 
@@ -412,18 +396,17 @@ def _profile(
     lead_ms: float = 0.0,
     warmup: int = 0,
     shapes: bool = False,
-    memory: bool = False,
 ) -> tuple[profile, _Pass]:
     """Profile steps between boundaries, after ``warmup`` steps, and time the host.
 
-    ``host=False`` records only the device. ``lead_ms`` gives the host a head start. ``shapes`` and ``memory`` record
-    the shapes of operators' inputs and allocations.
+    ``host=False`` records only the device. ``lead_ms`` gives the host a head start. ``shapes`` records the shapes
+    of operators' inputs.
     """
     if profiler_enabled():
         raise _OwnProfilerError("torch.profiler runs during the steps, and torch has one profiler per thread")
     on_device = on_accelerator(device)
     mark = _new_mark(device)
-    profiler = profiler_of(device, host=host, shapes=shapes, memory=memory)
+    profiler = profiler_of(device, host=host, shapes=shapes)
     if on_device:
         cycles_per_ms(device)
         # The kernel that made the mark may have the name of the boundary's kernel, so it ends before profiling.

@@ -23,7 +23,6 @@ from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 from pytest_aorta.worker.accelerator import own_device
-from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.costs import NOT_COUNTED, STEPS_TO_COUNT, StepCounter
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series, untraced
 from pytest_aorta.worker.observing import Observer
@@ -51,7 +50,6 @@ class BracketedSteps:
         self._warmup_left = self._tokens = 0
         self._began_s = 0.0
         self._is_in_step = False
-        self._canary_before: dict[str, float] = {}
         self._counter: StepCounter | None = None
 
     @property
@@ -69,7 +67,6 @@ class BracketedSteps:
         self.device = device if device is not None else own_device()
         self._timer, self._warmup_left = StepTimer(self.device), warmup
         register_optimizer_step_post_hook(untraced(lambda optimizer, *_: self.optimizers.add(optimizer)))
-        self._canary_before = run_canary(self.device)
 
     @contextmanager
     def step(self, tokens: int) -> Iterator[None]:
@@ -117,7 +114,7 @@ class BracketedSteps:
                 "`with recorder.step():`"
             )
         costs = self._counter.costs() if self._counter else Costs(problem=NOT_COUNTED)
-        result = recorded.timed(self._timer, self._began_s, costs).replace(canary_before=self._canary_before)
+        result = recorded.timed(self._timer, self._began_s, costs)
         if self._tokens:
             tokens_per_s = 1000 * self._tokens / sum(result.step_times_ms)
             result = result.replace(metrics={"tokens_per_s": tokens_per_s} | result.metrics)

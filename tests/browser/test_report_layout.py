@@ -50,7 +50,7 @@ def test_every_control_has_a_name_and_is_reached_by_keys(page):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 def test_opened_page_is_not_wider_than_the_window(page, report_file, width, dark):
-    page.size(width, 4000)
+    page.size(width, 6000)
     page.open(report_file, dark=dark)
     page.value(OPENED)
     page.value("document.getElementById('test-0').scrollIntoView()")

@@ -27,7 +27,6 @@ def test_script_is_recorded_with_any_backend(workload, tmp_path, backend):
     script.write_text(SCRIPT.format(backend=backend))
     result = workload.run_script(script)
     assert list(result.weight_hashes) == ["3"]
-    assert set(result.canary_before) == set(result.canary_after) == {"gemm_ms", "all_reduce_ms"}
 
 
 GRAPH = """

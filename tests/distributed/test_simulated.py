@@ -140,7 +140,6 @@ def test_scale_prints_what_has_finished_when_more_ranks_have_too_few_steps(tmp_p
     assert main(["scale", "--sizes", "2,8,16", "train.py"]) == 1
     printed, error = capsys.readouterr()
     assert [line.split()[0] for line in printed.splitlines()[:3]] == ["ranks", "2", "8"]
-    assert "3 steps at 16 ranks, 24 at 2: the data are split" in printed
-    assert printed.count("the data are split") == 1
+    assert "2 -> 8 ranks: 24 steps -> 6: the data are split" in printed
     assert "padding of parameters with fewer rows than ranks: weight, bias" in printed
     assert "train.py on 16 simulated ranks" in error

@@ -91,7 +91,7 @@ def fake_launch(plan, rootpath):
     if plan.profiler == "nsys" and not config.get("without_trace"):
         (plan.run_dir / "nsys.nsys-rep").touch()
     status = 0 if config.get("raises") is None else 1
-    return LaunchOutcome("exit", status, (), (), config.get("wall_s", 0.25), phases_s=config.get("phases_s", {}))
+    return LaunchOutcome("exit", status, (), (), config.get("wall_s", 0.25))
 
 
 def planted(plan, rootpath):
@@ -142,8 +142,6 @@ def rank_result(config, rank, device):
         "collective_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
         "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow is not None else [],
         **({"costs": config["costs"]} if "costs" in config else {}),
-        "canary_before": config.get("canary", {}),
-        "canary_after": {},
     }
 """
 

@@ -27,6 +27,13 @@ def test_file_has_the_verdict_the_finding_and_the_provenance(learned):
     assert r"- **command**: pytest \-p no:cacheprovider \-\-aorta\-markdown=out/aorta.md" in text
 
 
+def test_failed_assertion_is_listed_by_its_error_and_not_by_its_code(project):
+    project.test_file("def test_one(workload):\n    assert workload.run('toy').world_size == 99\n")
+    project.run("--aorta-markdown=aorta.md").assert_outcomes(failed=1)
+    lines = (project.path / "aorta.md").read_text().splitlines()
+    assert next(line for line in lines if line.startswith("- **")).endswith(r": AssertionError: assert 2 == 99")
+
+
 def test_command_of_a_failure_fails_in_the_same_way_and_writes_nothing(versioned):
     versioned.gpus(2)
     versioned.test_file(

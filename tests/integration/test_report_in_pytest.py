@@ -119,7 +119,7 @@ def test_workers_of_xdist_leave_one_report_and_one_file_of_the_history(project, 
     assert len(in_page(project)["plots"]) == 2
     cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
     names = {node.get("name") for case in cases for node in case.iter("property")}
-    assert {"aorta.tokens_per_s.value", "aorta.step_time_p50.verdict", "aorta.step_time_p50.value"} <= names
+    assert {"aorta.tokens_per_s.value", "aorta.weight_hash.verdict", "aorta.step_time_p50.value"} <= names
     entries, problems = read_history(project.path / "history")
     assert (sorted(entry.test for entry in entries), problems) == (["test_a.py::test_a", "test_b.py::test_b"], [])
     assert len(list((project.path / "history").iterdir())) == 1

@@ -1,4 +1,4 @@
-"""Values that ranks record beside step times, on CPU: waits, memory, the canary, and a planted delay."""
+"""Values that ranks record beside step times, on CPU: waits, memory and a planted delay."""
 
 import json
 import mmap
@@ -18,10 +18,8 @@ from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.rank_files import read_arrivals
 from pytest_aorta.worker import Delay, StepTimer, collectives
 from pytest_aorta.worker import steps as timer_module
-from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.collectives import calls_by_step, recorded_collectives, waits_of_steps_ms
 from pytest_aorta.worker.steps import MEMORY_EVERY_CPU_STEPS
-from tests.rank.ranks import own_group
 
 CPU = torch.device("cpu")
 KEPT_BYTES = 4 << 20
@@ -149,17 +147,8 @@ def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
     assert len(recorded_collectives()) == 2
 
 
-def test_process_without_nccl_and_a_process_group_has_neither_a_record_nor_a_canary():
-    assert (recorded_collectives(), run_canary(CPU)) == ([], {})
-
-
-def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp_path):
-    with own_group(tmp_path):
-        state = torch.get_rng_state()
-        found = run_canary(CPU)
-        assert torch.equal(torch.get_rng_state(), state)
-    assert set(found) == {"gemm_ms", "all_reduce_ms"}
-    assert all(0 < time_ms < 60_000 for time_ms in found.values())
+def test_process_without_nccl_has_no_record():
+    assert recorded_collectives() == []
 
 
 def num_waits(task: Callable[[], None]) -> int:

@@ -136,7 +136,6 @@ def make_facts(**changes: Any) -> LaunchFacts:
         final_loss=None,
         environment={"torch": "2.11.0", "device": "cuda", "device_name": H200},
         rank_lag_ms=[0.0, 0.0],
-        canary_ms={},
     )
     return changed(defaults, **changes)
 
@@ -199,7 +198,7 @@ def make_verdict(outcome: Outcome | State, **changes: Any) -> Verdict:
 def ran(count: int, *, failed: int = 0, traces: Sequence[str] = ()) -> tuple[LaunchNote, ...]:
     """Return the launches of a record; the last ``failed`` left no result, and the first has notes on traces."""
     return tuple(
-        LaunchNote("torchrun", {"wall": 1.0}, number < count - failed, tuple(traces) if number == 0 else ())
+        LaunchNote("torchrun", 1.0, number < count - failed, tuple(traces) if number == 0 else ())
         for number in range(count)
     )
 
@@ -316,8 +315,13 @@ def make_provenance(**changes: Any) -> Provenance:
 
 
 # Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
-BY_RANK = {"memory_bytes": "memory_bytes", "boundary_hashes": "boundary_hashes", "elapsed": "elapsed_sec"}
-BY_NAME = {"rank_metrics": "metrics", "canary_before": "canary_before", "canary_after": "canary_after"}
+BY_RANK = {
+    "memory_bytes": "memory_bytes",
+    "boundary_hashes": "boundary_hashes",
+    "elapsed": "elapsed_sec",
+    "costs": "costs",
+}
+BY_NAME = {"rank_metrics": "metrics"}
 OF_PROFILE = {
     "overlap": "steps",
     "overlap_as_run": "as_run",

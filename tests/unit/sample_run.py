@@ -11,7 +11,7 @@ from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.overlap import overlap_of, union
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.session.rounds import Repeated, comparison_text, in_pairs, joined, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, write_baseline
@@ -20,7 +20,9 @@ from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import changed, default_priors, make_provenance, make_result, ran, replace, stamp
+from tests.unit.step_graphs import fsdp_step
 
+USUAL_HIDES = 0.9
 PLATFORM = "nvidia-h200-x8-nccl"
 HANG = """\
 llama_fsdp2 on 8 cuda ranks: hang in collective: time limit of 300 s reached; ranks 0, 1, 2, 4, 5, 6, 7 wait for rank 3
@@ -63,8 +65,9 @@ class Plan:
     workload: str = "fsdp"
     step_ms: float = 17.6
     slower: float = 0.0
-    hides: float = 0.9
+    hides: float = USUAL_HIDES
     late_rank: int | None = None
+    has_graph: bool = False
     environment: tuple[tuple[str, Any], ...] = ()
     has_baseline: bool = True
     hangs: bool = False
@@ -83,7 +86,7 @@ class Plan:
 
 
 SPECIAL = (
-    Plan("test_fsdp_overlap.py::test_fsdp_overlap[comm_stream]", slower=0.083, hides=0.35),
+    Plan("test_fsdp_overlap.py::test_fsdp_overlap[comm_stream]", slower=0.083, hides=0.35, has_graph=True),
     Plan("test_llama.py::test_simple_fsdp[transformer_block]", "llama_simple_fsdp", 231.0, slower=0.031, late_rank=5),
     Plan("test_llama.py::test_hangs", "llama_fsdp2", hangs=True),
     Plan("test_ranking.py::test_four_streams", "ranking", 9.4, slower=-0.12),
@@ -160,7 +163,7 @@ class _Test:
         plan, case = self.plan, f"{self.nodeid}::{self.plan.workload}"
         platform, baseline = plan.platform(self.ranks), None
         if plan.has_baseline:
-            before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
+            before = replace(plan, slower=0.0, hides=USUAL_HIDES, late_rank=None, environment=())
             facts = (one_launch(before, self.rng, self.ranks, self.steps).facts for _ in range(10))
             dated = tuple(StoredLaunch(changed(one, measured_at=stamp(86400))) for one in facts)
             baseline = Baseline(case, self.nodeid, platform, plan.workload, {"steps": self.steps}, dated)
@@ -237,6 +240,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         },
         overlap=[capture.steps for capture in profiled],
         timeline=[capture.timeline for capture in profiled],
+        costs=[Costs(graph=fsdp_step(gather_waits=plan.hides < USUAL_HIDES))] * ranks if plan.has_graph else [],
         provenance=make_provenance(measured_at=stamp(0), command=COMMAND, commit=plan.commit, branch=plan.branch),
     )
 

@@ -3,7 +3,7 @@ const aortaCharts = (data) => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const { color } = aortaTheme;
   const drawn = new Map();
-  const kinds = { steps, fractions, loss: curves, grad_norm: curves, timeline: bars, waits: bars, weights: bars };
+  const kinds = { steps, fractions, loss: curves, grad_norm: curves, timeline: bars, schedule: bars, waits: bars, weights: bars };
   // Values whose largest is so many times the smallest are drawn on a logarithmic axis.
   const FAR_APART = 3;
 
@@ -211,7 +211,8 @@ const aortaCharts = (data) => {
 
   // Rows of bars over milliseconds or steps. The strength of a bar's color is its value, where bars have values.
   function bars(plots, canvas, figure) {
-    const { rows, begin, end, unit, ticks } = plots[figure.dataset.kind];
+    const { rows, begin, end, unit, ticks, arrows } = plots[figure.dataset.kind];
+    const middles = [];
     const most = rows.reduce((found, row) => row.bars.reduce((high, { values }) => values.reduce((a, b) => Math.max(a, b), high), found), 0);
     const blocks = [];
     const marks = [];
@@ -222,6 +223,7 @@ const aortaCharts = (data) => {
         marks.push({ name: row.name, top: height });
       }
       row.bars.forEach((bar) => blocks.push({ ...bar, name: row.name, y: height, tall: row.height }));
+      middles.push(height + row.height * 0.44);
       height += row.height;
       marks.at(-1).at = (marks.at(-1).top + height) / 2;
     }
@@ -234,7 +236,7 @@ const aortaCharts = (data) => {
     const shown = marks.filter((mark, place) => place % every === 0);
     // As the range, the names are an attribute of the figure.
     figure.dataset.named = shown.map(({ name }) => name).join(", ");
-    const room = Math.min(canvas.clientWidth / 3, 24 + 6.6 * Math.max(...shown.map(({ name }) => name.length)));
+    const room = Math.min(canvas.clientWidth * 0.36, 24 + 6.6 * Math.max(...shown.map(({ name }) => name.length)));
     const fitting = (name) => name.length > (room - 24) / 6.4 ? `\u2026${name.slice(-Math.floor((room - 24) / 6.4))}` : name;
     const paint = (plot) => {
       const { ctx } = plot;
@@ -254,6 +256,20 @@ const aortaCharts = (data) => {
         });
         ctx.globalAlpha = 1;
       }
+      ctx.fillStyle = color("text");
+      const size = 3 * devicePixelRatio;
+      for (const [at, start, stop] of arrows) {
+        const x = plot.valToPos(at, "x", true);
+        const up = Math.sign(middles[start] - middles[stop]);
+        const from = plot.valToPos(height - middles[start], "y", true);
+        const tip = plot.valToPos(height - middles[stop] - up * 0.44, "y", true);
+        ctx.fillRect(x - size / 6, Math.min(from, tip), size / 3, Math.abs(tip - from));
+        ctx.beginPath();
+        ctx.moveTo(x, tip);
+        ctx.lineTo(x - size, tip + up * 2 * size);
+        ctx.lineTo(x + size, tip + up * 2 * size);
+        ctx.fill();
+      }
       ctx.restore();
     };
     const place = (at) => ticks.length ? `${unit} ${ticks[Math.floor(at)]}` : `${unit} ${brief(at)}`;
@@ -265,12 +281,13 @@ const aortaCharts = (data) => {
       if (left == null || left < 0) return;
       const at = plot.posToVal(left, "x");
       const down = height - plot.posToVal(top, "y");
-      for (const { kind, name, spans, values, y, tall: part } of blocks) {
+      for (const { kind, name, spans, values, texts, y, tall: part } of blocks) {
         if (down < y || down >= y + part) continue;
         const number = spans.findIndex(([first, last]) => at >= first && at <= last);
         if (number < 0) continue;
         const value = values.length ? ` ${brief(values[number])} ms` : "";
-        hint.textContent = `${name} ${words(kind)}${value}: ${range(spans[number])}`;
+        const text = texts[number] ? `: ${texts[number]}` : "";
+        hint.textContent = `${name} ${words(kind)}${text}${value}: ${range(spans[number])}`;
         hint.hidden = false;
         const { over } = plot;
         hint.style.left = `${Math.max(0, Math.min(over.offsetLeft + left + 12, canvas.clientWidth - hint.offsetWidth))}px`;

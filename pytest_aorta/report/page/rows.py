@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
 from pytest_aorta.report.provenance import provenance_values
-from pytest_aorta.report.timeline import step_drawing, waits_drawing, weights_drawing
+from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing, weights_drawing
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
@@ -35,6 +35,7 @@ _MOST_PAST = 40
 # Kind of a figure -> its title, and what it shows.
 FIGURES = {
     "weights": ("Weights", "hashes of parameters after each step, beside those of the other side"),
+    "schedule": ("Step's schedule on the nominal machine", "by stream; an arrow: what an exposed collective waits for"),
     "loss": ("Loss", "of each step, mean over ranks"),
     "grad_norm": ("Gradient norm", "of each step, before clipping"),
     "timeline": ("Breakdown of a step", "the last profiled step; exposed: communication that compute does not hide"),
@@ -311,7 +312,12 @@ def numbers_a_launch(report: Report) -> int:
 
 def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     """Return what the page's script draws of a case, by the kinds of :data:`FIGURES`; None where nothing is known."""
-    drawings = {"timeline": step_drawing(case), "waits": waits_drawing(case), "weights": weights_drawing(case)}
+    draw = {
+        "schedule": schedule_drawing,
+        "timeline": step_drawing,
+        "waits": waits_drawing,
+        "weights": weights_drawing,
+    }
     sides = ((Side.CANDIDATE, case.candidate), (Side.REFERENCE, case.reference))
     return {
         "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
@@ -321,7 +327,7 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
         "reference": case.reference_name,
         "loss": _curves(case, "loss"),
         "grad_norm": _curves(case, "grad_norm"),
-        **{kind: drawing and asdict(drawing) for kind, drawing in drawings.items()},
+        **{kind: (drawing := of(case)) and asdict(drawing) for kind, of in draw.items()},
     }
 
 

@@ -20,13 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import Count, Milliseconds, Model, NotNegative, Positive
 from pytest_aorta.result.trace.step_graph import StepGraph
 
+T = TypeVar("T")
 # Suffix of the names of overlap metrics if the host could not be ahead of the device.
 AS_RUN = "_as_run"
 # The blocking call that a rank reports if only another rank was blocked.
@@ -243,7 +244,7 @@ MAX_CALLS = 4096
 MAX_WAITS_BY_RANK = 8
 # nccl-tests (doc/PERFORMANCE.md): bytes on the bus per byte of a call of n ranks, as a multiple of (n - 1) / n; calls
 # of other collectives count as they are.
-_BUS_FACTORS = {
+BUS_FACTORS: dict[str, int] = {
     Collective.ALL_GATHER: 1,
     Collective.REDUCE_SCATTER: 1,
     Collective.ALL_REDUCE: 2,
@@ -251,7 +252,7 @@ _BUS_FACTORS = {
 }
 
 # Collectives in which every rank needs data of every other, so that no rank can end before the last has arrived.
-_ENDS_TOGETHER = set(_BUS_FACTORS)
+_ENDS_TOGETHER = set(BUS_FACTORS)
 
 
 class CollectiveFacts(Model, frozen=True):
@@ -379,7 +380,7 @@ def _bus_bytes(calls: CollectiveCalls) -> float | None:
     """Return the bytes of one of the calls on the bus, a mean; None if sizes are unknown."""
     if calls.num_bytes is None or calls.group_size is None:
         return None
-    factor = _BUS_FACTORS.get(calls.kind)
+    factor = BUS_FACTORS.get(calls.kind)
     return calls.num_bytes * (1.0 if factor is None else factor * (calls.group_size - 1) / calls.group_size)
 
 
@@ -529,14 +530,24 @@ def distinct_costs(costs: Sequence[Costs | None], numbers: Sequence[int]) -> lis
 
     ``numbers`` are the ranks that ``costs`` belong to.
     """
-    found: list[CostsOfRanks] = []
-    for rank, own in zip(numbers, costs, strict=True):
-        if own is None:
-            return []
-        own = own.replace(collectives=[row.replace(group="") for row in own.collectives], graph=None)
-        same = next((group for group in found if group.costs == own), CostsOfRanks([], own))
-        found = [group for group in found if group is not same] + [same.replace(ranks=[*same.ranks, rank])]
-    return sorted(found, key=lambda group: group.ranks)
+    known = [
+        own.replace(collectives=[row.replace(group="") for row in own.collectives], graph=None) for own in costs if own
+    ]
+    if len(known) < len(costs):
+        return []
+    return [CostsOfRanks(ranks, own) for own, ranks in distinct(known, numbers)]
+
+
+def distinct(values: Sequence[T], numbers: Sequence[int]) -> list[tuple[T, list[int]]]:
+    """Return the distinct values, each with the ranks that have it, in order of these; ``numbers`` are all ranks."""
+    found: list[tuple[T, list[int]]] = []
+    for rank, value in zip(numbers, values, strict=True):
+        same = next((ranks for other, ranks in found if other == value), None)
+        if same is None:
+            found.append((value, [rank]))
+        else:
+            same.append(rank)
+    return sorted(found, key=lambda group: group[1])
 
 
 def by_rank(groups: Sequence[CostsOfRanks], cost: Cost) -> dict[int, dict[str, int]] | None:

@@ -1,57 +1,103 @@
-"""``aorta scale``: the table and what explains it, of results that were computed by hand."""
+"""``aorta scale``: the table and what explains it, of made-up results."""
+
+import re
 
 import pytest
 
 from pytest_aorta.cli.main import main, parser
-from pytest_aorta.cli.scale import Point, explanations, table
-from pytest_aorta.result.trace.profiled_steps import CollectiveCost
+from pytest_aorta.cli.scale import cells, growth, panels, scheduled
+from pytest_aorta.cli.target import write_drawing
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs
+from pytest_aorta.result.trace.schedule import play
+from pytest_aorta.result.trace.step_graph import StepGraph
+from tests.unit.builders import make_result
+from tests.unit.step_graphs import fsdp_step
 
 
-def point(size, gathered, *, reduced=None, memory=None, padded="", steps=5, multiplying=3):
+def result(size, gathered, *, reduced=None, memory=None, padded=None, steps=5):
     rows = [CollectiveCost("all_gather", 4, size, "float32", gathered)]
     rows += [] if reduced is None else [CollectiveCost("all_reduce", 1, 2, "float32", reduced)]
-    return Point(
-        size,
-        rows,
-        operators=100 * size,
-        flops=7,
-        memory_bytes=memory,
-        padded=padded,
-        steps=steps,
-        multiplying={"mm": multiplying},
-    )
+    rank = make_result([[1.0] * steps], rank_metrics={} if memory is None else {"peak_memory_bytes": [memory]}).ranks[0]
+    known = {"environment": {"padded_parameters": padded} if padded else {}}
+    rank = rank.replace(costs=Costs(rows, flops={"mm": 7}, operators={"mm": 100 * size}), **known)
+    return make_result([[1.0] * steps]).replace(ranks=[rank], world_size=size)
 
 
-def test_the_table_has_a_line_and_a_bar_for_each_size():
-    lines = table([point(2, 1 << 20), point(1024, 4 << 20, memory=3 << 20)])
-    assert [line.split()[0] for line in lines] == ["ranks", "2", "1,024"]
-    assert [line.count("#") for line in lines] == [0, 6, 24]
-    assert "1 MiB" in lines[1]
-    assert "3 MiB" in lines[2]
+def test_the_table_has_the_costs_of_each_size():
+    assert cells(result(2, 1 << 20)) == ("2", "4", "1 MiB", "200", "7", "-")
+    assert cells(result(1024, 4 << 20, memory=3 << 20)) == ("1,024", "4", "4 MiB", "102,400", "7", "3 MiB")
 
 
 @pytest.mark.parametrize(
-    ("points", "shows"),
+    ("before", "after", "shows"),
     [
-        ((point(2, 100), point(8, 100)), []),
+        (result(2, 100), result(8, 100), []),
         (
-            (point(2, 100), point(8, 200, padded="embedding.weight")),
-            ["bytes of all_gather +100%: padding", "embedding"],
+            result(2, 100),
+            result(8, 200, padded="emb.weight"),
+            ["2 -> 8 ranks: bytes of all_gather +100%: padding", "emb"],
         ),
-        ((point(2, 100, memory=9.0), point(8, 100, memory=9.0)), ["2 -> 8 ranks: peak memory stops falling"]),
-        ((point(2, 100, memory=9.0), point(8, 100, memory=5.0)), []),
-        ((point(2, 100, reduced=1 << 20), point(8, 100, reduced=4 << 20)), ["bytes of all_reduce +300%"]),
-        ((point(2, 100, steps=24), point(8, 100, steps=6)), ["6 steps at 8 ranks, 24 at 2: the data are split"]),
-        ((point(2, 100, steps=6), point(8, 100, steps=24)), []),
-        ((point(2, 100), point(8, 100, multiplying=4)), ["* 8 ranks: another kind", ": 4 calls of mm, 3 at 2"]),
+        (result(2, 100, reduced=1 << 20), result(8, 100, reduced=4 << 20), ["bytes of all_reduce +300%"]),
+        (result(2, 100, steps=24), result(8, 100, steps=6), ["2 -> 8 ranks: 24 steps -> 6: the data are split"]),
+        (result(2, 100, steps=6), result(8, 100, steps=24), []),
     ],
 )
-def test_what_stops_falling_is_explained(points, shows):
-    *lines, groups = explanations(points)
-    text = "\n".join(lines)
-    assert bool(lines) == bool(shows)
+def test_what_grows_is_explained(before, after, shows):
+    text = "\n".join(growth(before, after))
+    assert bool(text) == bool(shows)
     assert all(part in text for part in shows)
-    assert groups.startswith("groups at 8 ranks: all_gather over 8")
+
+
+def scaled(*sizes: int) -> dict[int, StepGraph]:
+    """Return a step of six layers whose collectives run over so many ranks, by this number."""
+    graph = fsdp_step()
+    return {
+        size: graph.replace(
+            nodes=[node.replace(group_size=size) if node.group_size > 1 else node for node in graph.nodes]
+        )
+        for size in sizes
+    }
+
+
+def test_schedule_tells_where_communication_hides_no_longer_and_which_work_hides_it():
+    graphs = scaled(2, 8, 64, 1024)
+    title, _, *rows = scheduled(graphs)
+    assert title == "on the nominal machine:"
+    cells = [re.split(r"  +", row) for row in rows[:4]]
+    assert [float(row[1]) for row in cells] == sorted((float(row[1]) for row in cells), reverse=True)
+    assert [row[3] == "0 ms" for row in cells] == [True, True, False, False]
+    assert "it grew most for all_gather of layers.*" in rows[4]
+    size, factor = (
+        int(re.search(part, rows[-1])[1].replace(",", "")) for part in (r"^([\d,]+) ranks", r": (\d+) times")
+    )
+    nodes = [node.replace(flops=node.flops * factor) for node in graphs[size].nodes]
+    hidden, fewest = (play(one) for one in (graphs[size].replace(nodes=nodes), graphs[2]))
+    assert hidden.exposed_ms / hidden.step_ms < fewest.exposed_ms / fewest.step_ms + 0.05
+
+
+def test_schedules_that_hide_alike_have_no_advice_and_a_lack_of_graphs_is_said():
+    assert len(scheduled(scaled(2, 3))) == 4
+    assert scheduled({}) == ["no graph of streams with a collective was recorded, so overlap is not scheduled"]
+
+
+def test_drawing_is_written_and_nothing_to_draw_is_an_error_with_its_reason(tmp_path, capsys):
+    write_drawing(tmp_path / "a.svg", panels(scaled(2)))
+    assert "reduce-scatter" in (tmp_path / "a.svg").read_text()
+    assert capsys.readouterr().out == f"drawn: {tmp_path / 'a.svg'}\n"
+    with pytest.raises(ResultError, match="--draw: no graph of streams with a collective was recorded: no trace"):
+        write_drawing(tmp_path / "b.svg", panels({}), "no trace")
+    with pytest.raises(ResultError, match="not written"):
+        write_drawing(tmp_path / "none" / "b.svg", panels(scaled(2)))
+
+
+def test_each_size_is_drawn_below_the_parts_of_all():
+    (_, parts), *streams = panels(scaled(2, 64))
+    assert [[bars.kind for bars in row.bars] for row in parts.rows] == [
+        ["compute", "exposed in a host"],
+        ["compute", "exposed between hosts"],
+    ]
+    assert [name for name, _ in streams] == ["2 ranks", "64 ranks"]
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,13 @@ def test_folder_of_own_workloads_that_does_not_exist_is_wrong_usage(own, capsys,
 def test_one_workload_has_its_keys_with_type_default_limits_and_help(own, capsys):
     assert cli.main(["workloads", "toy"]) == 0
     assert capsys.readouterr().out.splitlines()[3:] == [
-        "size = small  (string; one of small, large)",
+        'size = "small"  {"type": "string", "enum": ["small", "large"]}',
         "    preset",
-        "rate = null  (number or null; > 0; <= 1)",
+        'rate = null  {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1}',
         "    a rate",
-        "fault = {}  (object)",
+        'fault = {}  {"type": "object", "properties": {"kind": {"type": "string", "default": "none"}}}',
         "    a fault",
-        "fault.kind = none  (string)",
-        "environment = {}  (object)",
+        'environment = {}  {"type": "object", "additionalProperties": {"type": "string"}}',
         "    environment variables of the ranks",
-        "size = large changes defaults: rate = 0.5",
+        'size = large changes defaults: {"rate": 0.5}',
     ]

@@ -12,7 +12,6 @@ ADDED = [
     ("plan/device_kind.py", '    GLOO = "gloo"\n', '    TOYCCL = "toyccl"\n    GLOO = "gloo"\n'),
     ("plan/device_kind.py", "BACKENDS = {", "BACKENDS = {DeviceKind.TOY: Backend.TOYCCL, "),
     ("plan/device_kind.py", "KINDS = {", 'KINDS = {"toys": DeviceKind.TOY, '),
-    ("plan/device_kind.py", "BUILDS = {", 'BUILDS = {"toys": "toy_sdk", '),
     ("plan/device_kind.py", "LIBRARIES = (", 'LIBRARIES = ("toy_sdk", '),
     ("plan/device_kind.py", "HIDDEN = {", 'HIDDEN = {"TOY_VISIBLE": "none", '),
     (
@@ -38,7 +37,6 @@ ACCELERATORS: dict[str, Accelerator] = {"toys": Toys(), """,
 ]
 USED = """
 from pathlib import Path
-from pytest_aorta.cli.doctor import torch_problems
 from pytest_aorta.launch.guarded import launch_environment
 from pytest_aorta.launch.watch import LaunchWatch
 from pytest_aorta.plan.accelerators import visible_devices
@@ -63,8 +61,6 @@ print(*(f"{environ['TOY_VISIBLE']} {environ['AORTA_DEVICE']};" for environ in en
 with LaunchWatch(plans[0], None) as watch:
     pass
 print(watch.platform_facts.source, watch.platform_facts.problem)
-torch = {"torch": "2.13.0", "builds": {"toy_sdk": "1.0"}, "problem": "", "device_count": 2, "backends": ["gloo"]}
-print(*(problem.text for problem in torch_problems(torch, devices)))
 here, there = (make_facts(environment={"device": "toy", "toy_sdk": number}, **GROWS) for number in (1, 2))
 print(changes(here, there).machine, "toy_sdk" in NUMERIC_ENVIRONMENT, blocks([here]) == blocks([there]))
 print(*notes_on([], [here], [there], "baseline")[0])
@@ -74,7 +70,6 @@ SAID = [
     "toy-9000-x2-toyccl",
     "2,1 toy; none cpu;",
     "toyml toys have none",
-    "torch has no TOYCCL, the backend of GPU ranks",
     "other environment: toy_sdk 2 -> 1 True True",
     "steps get slower within a launch by at least 20.0%",
     "[]",

@@ -73,6 +73,16 @@ def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(
     assert {"rank 0", "rank 7", "parts", "parts, before", "all gather"} <= {*drawn.texts["text"]}
 
 
+def test_schedules_of_failed_tests_are_drawn_beside_the_markdown(tmp_path):
+    records = make_run(tmp_path, tests=2, ranks=2, steps=20)
+    file = tmp_path / "aorta.md"
+    lines, good = write_session_reports(records, make_options(markdown=file))
+    assert (lines, good) == ([f"markdown: {file}, {file.with_suffix('.svg')}"], True)
+    drawn = Elements(file.with_suffix(".svg").read_text()).texts["text"]
+    assert drawn[0] == f"{records[0].nodeid} fsdp"
+    assert {"all-gather", "all-gather, before", "exposed"} <= {*drawn}
+
+
 # The reports of a session
 
 GOOD = make_record("a.py::good", [make_verdict(Outcome.PASS)])

@@ -72,20 +72,6 @@ def test_growth_of_steps_and_of_each_ranks_memory_is_kept():
     assert (facts.memory_bytes, facts.memory_growth_bytes[1]) == ([100, 104], pytest.approx(9, abs=1))
 
 
-def test_canary_is_the_slowest_ranks_at_the_better_of_its_two_moments():
-    result = make_result(
-        TWO_RANKS,
-        canary_before={"gemm_ms": [1.0, 9.0], "all_reduce_ms": [2.0, 2.0]},
-        canary_after={"gemm_ms": [1.0, 3.0], "all_reduce_ms": [4.0, 1.0]},
-    )
-    assert result.facts.canary_ms == {"gemm_ms": 3.0, "all_reduce_ms": 2.0}
-
-
-def test_canary_before_the_steps_counts_where_the_process_group_is_gone_after_them():
-    facts = make_result(TWO_RANKS, canary_before={"gemm_ms": [1.0, 2.0]}).facts
-    assert facts.canary_ms == {"gemm_ms": 2.0}
-
-
 @pytest.mark.parametrize("version", [("c0ffee00" * 5, "main", False), ("c0ffee00" * 5, None, True), (None, None, None)])
 def test_facts_and_their_json_have_the_version_of_the_code(version):
     commit, branch, dirty = version

@@ -17,7 +17,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import FailureDetail
-from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from tests.unit.builders import (
@@ -156,7 +156,6 @@ def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
         ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
         ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
         ({"extra": 1}, "extra"),
-        ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
         ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
         ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
         ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
@@ -199,8 +198,6 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
             {"step_times_ms": [1.0, 2.0], "configured_iterations": 2, "total_iterations": 2, "loss": [3.0, 2.0]},
             "number of step times of rank 1 is 2, of rank 0 3; they have to be equal",
         ),
-        ({"canary_before": {"gemm_ms": 1.0}}, "canary_before of rank 1 is ['gemm_ms'], of rank 0 []"),
-        ({"canary_after": {"gemm_ms": 1.0}}, "canary_after of rank 1 is ['gemm_ms'], of rank 0 []"),
         ({"tensor_hashes": {"weights": {"names": [], "shapes": [], "steps": {}}}}, "tensor_hashes of rank 1 is"),
         ({"overlap": [STEP]}, "number of profiled steps of rank 1 is 1, of rank 0 0"),
     ],
@@ -215,10 +212,8 @@ def test_waits_of_unequally_many_steps_are_cut_to_the_last_in_common(tmp_path, k
     assert result.collective_ms == waits
 
 
-def test_canary_and_memory_are_kept_by_rank(tmp_path):
-    canary = {"canary_before": {"gemm_ms": 1.0}, "canary_after": {"gemm_ms": 3.0}}
-    result = collect(tmp_path, rank_values(memory_bytes=[7], **canary), rank_values(memory_bytes=[8, 9], **canary))
-    assert (result.canary_before, result.canary_after) == ({"gemm_ms": [1.0, 1.0]}, {"gemm_ms": [3.0, 3.0]})
+def test_memory_is_kept_by_rank(tmp_path):
+    result = collect(tmp_path, rank_values(memory_bytes=[7]), rank_values(memory_bytes=[8, 9]))
     assert result.memory_bytes == [[7], [8, 9]]
 
 
@@ -319,7 +314,6 @@ def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):
 
 NAMES = [
     names.PID_FILE,
-    names.MARKS_FILE,
     names.PROGRESS_FILE,
     names.OUTPUT_LOG,
     names.STACKS_FILE,
@@ -335,7 +329,6 @@ def read_everything(run_dir: Path) -> None:
     write_plan_file(run_dir)
     plan = make_plan(run_dir, world=World(len(NAMES), "cpu"))
     read_evidence(plan)
-    phases_s(names.rank_folders(run_dir, range(len(NAMES))), 0.0, 1.0)
     assert launch_failure(plan, LaunchOutcome(EndReason.TIME_LIMIT, None, (), (), 1.0)) is not None
 
 

@@ -173,12 +173,34 @@ def test_timing_of_another_launcher_is_not_applicable_and_its_numbers_are():
     assert verdicts["step_time_p50"].reason == "ranks were started by forkserver, the baseline's by torchrun"
 
 
-def test_cpu_timing_that_no_marker_names_is_not_applicable():
-    slow = [with_p50(on_cpu(), 90.0)] * 3
-    for verdicts in (check(*slow, baseline=ON_CPU), compare(slow, [on_cpu()] * 3)):
-        row = verdicts["step_time_p50"]
-        assert row.outcome is Outcome.NOT_APPLICABLE
-        assert row.reason == "times of CPU ranks are compared only if a tolerance marker names the metric"
+def quick(p10: float, slow: float = 1.1, late: float = 0.0, **changes):
+    """Return a launch on CPU ranks whose fast and slow steps differ by a factor, with a rank that is late."""
+    times_ms = {"mean": p10, "p10": p10, "p50": p10, "p99": p10 * slow, "tail5": p10 * slow, "max": p10 * slow}
+    return on_cpu(step_time_ms=times_ms, late_ms=[0.0, late], **changes)
+
+
+@pytest.mark.parametrize(
+    ("launch", "recorded", "expected"),
+    [
+        (quick(10.0), quick(10.0), (Outcome.PASS, Outcome.PASS)),
+        (quick(30.0), quick(10.0), (Outcome.REGRESSION, Outcome.PASS)),
+        # Some of the recorded steps were as slow.
+        (quick(30.0), quick(10.0, slow=4.0), (Outcome.NOT_APPLICABLE, Outcome.PASS)),
+        (quick(3.0), quick(10.0), (Outcome.PASS, Outcome.PASS)),
+        (quick(15.0, late=5.0), quick(10.0), (Outcome.PASS, Outcome.REGRESSION)),
+        (quick(15.0, late=5.0), quick(10.0, late=4.5), (Outcome.PASS, Outcome.PASS)),
+        # On another machine, the difference between ranks is compared.
+        (quick(30.0, late=5.0, block="elsewhere"), quick(10.0), (Outcome.NOT_APPLICABLE, Outcome.REGRESSION)),
+    ],
+)
+def test_gross_changes_of_unmarked_times_of_cpu_ranks_are_found(launch, recorded, expected):
+    verdicts = check(*[launch] * 5, baseline=make_baseline(launches=stored(*[recorded] * 10)))
+    rows = [verdicts[name] for name in ("step_time_p10", "late_rank_ms")]
+    assert tuple(row.outcome for row in rows) == expected
+    assert [row.fails([Outcome.NOT_APPLICABLE]) for row in rows] == [one is Outcome.REGRESSION for one in expected]
+    assert "step_time_p50" not in outcomes(verdicts)
+    if expected[1] is Outcome.REGRESSION:
+        assert rows[1].detail == "the others wait for rank 1; look for what this rank alone does"
 
 
 def test_stored_launches_of_one_cpu_block_are_compared_later_too():

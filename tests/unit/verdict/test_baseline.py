@@ -142,7 +142,6 @@ def test_file_has_one_sorted_fact_a_line(tmp_path):
         ("launches.0.facts.slowest_rank_p50_ms", 1.0, "unknown key 'slowest_rank_p50_ms'"),
         ("launches.0.revision", 0, "$.launches[0].revision: got 0; Expected `int` >= 1"),
         ("launches.0.center", 1, "$.launches[0].center: got 1; Expected `bool`"),
-        ("launches.0.facts.canary_ms", {"fft_ms": 1.0}, "^(gemm|all_reduce)_ms$"),
         ("forced", {"first": "why"}, "^[1-9][0-9]{0,5}$"),
         ("forced", {"1": ""}, "length >= 1"),
         *(

@@ -8,7 +8,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.sensors import PlatformFacts, Sample, summarize
-from pytest_aorta.verdict.causes import Straggler, notes, notes_on, split, straggler
+from pytest_aorta.verdict.causes import Straggler, notes, split, straggler
 from pytest_aorta.verdict.learning import left_out
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Open, Verdicts
@@ -20,7 +20,6 @@ from tests.unit.builders import (
     make_facts,
     make_plan,
     make_result,
-    make_verdict,
     on_cpu,
     rank_values,
     stored,
@@ -145,40 +144,6 @@ NOTES = {
 @pytest.mark.parametrize(("here", "there", "found"), NOTES.values(), ids=NOTES)
 def test_what_changes_within_launches_or_slows_them_is_noted(here, there, found):
     assert notes(here, there, "baseline") == found
-
-
-def canary_notes(launches, reference, side) -> list[str]:
-    """Return the notes on the canary if a time is in question."""
-    found = [note.text for note in notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)[0]]
-    return [note for note in found if "speed check" in note]
-
-
-@pytest.mark.parametrize(("name", "part"), [("gemm_ms", "matrix products"), ("all_reduce_ms", "all-reduces")])
-@pytest.mark.parametrize("side", ["baseline", "reference"])
-def test_slower_canary_suspects_the_machine(name, part, side):
-    found = canary_notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})], side)
-    assert found == [
-        f"the speed check of the machine took 20% longer for {part} than in the {side}; suspect the machine"
-    ]
-
-
-def test_canary_within_the_range_of_the_reference_suspects_nothing():
-    """Compare with ten launches of one hour on 2 H200s."""
-    times_ms = (0.511, 0.513, 0.509, 0.51, 0.521, 0.52, 0.526, 0.512, 0.562, 0.55)
-    usual = [make_facts(canary_ms={"all_reduce_ms": ms}) for ms in times_ms]
-
-    def notes_of(*here_ms):
-        return canary_notes([make_facts(canary_ms={"all_reduce_ms": ms}) for ms in here_ms], usual, "baseline")
-
-    assert notes_of(0.53, 0.56, 0.58) == []
-    assert notes_of(0.56, 0.57, 0.58) == [
-        "the speed check of the machine took 10% longer for all-reduces than in the baseline; suspect the machine"
-    ]
-
-
-@pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
-def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
-    assert canary_notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []
 
 
 USUAL = {"compute": 8.0, "straggler": 0.0, "exposed_comm": 1.0, "copy": 0.5, "idle": 0.5}

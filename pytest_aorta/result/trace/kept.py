@@ -1,0 +1,24 @@
+"""Profiler traces that a launch kept."""
+
+from pathlib import Path
+
+from pytest_aorta.plan.options import NSYS, ROCPROFV3, TORCH
+from pytest_aorta.result.folder import RANKS_FOLDER, TRACE_FILE
+
+# The key of a kept trace that says whether the host had a head start in its steps.
+HEAD_START_KEY = "headStart"
+_NO_HEAD_START = (
+    "the host had no head start in their steps, so communication can be exposed that the metrics show as hidden"
+)
+
+
+def traces_note(profiler: str, run_dir: Path, *, on_device: bool) -> tuple[str, ...]:
+    """Return a note that says where a launch's traces are and what they show, or none if the profiler left none."""
+    pattern = {TORCH: f"{RANKS_FOLDER}/*/{TRACE_FILE}", NSYS: f"{NSYS}.*", ROCPROFV3: f"{ROCPROFV3}/**/*.*"}[profiler]
+    found = sorted(run_dir.glob(pattern))
+    if not found:
+        return ()
+    first = found[0].relative_to(run_dir)
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    note = f"; {_NO_HEAD_START}" if profiler == TORCH and on_device else ""
+    return (f"traces of {profiler} in {run_dir}: {first}{more}{note}",)

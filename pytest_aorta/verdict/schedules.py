@@ -1,0 +1,134 @@
+"""Comparison of steps as they are scheduled on the nominal machine, rank by rank. Pure.
+
+A schedule depends on the step's graph of streams alone, so one launch decides. Each rank is compared with the worst
+value that the same rank has in any launch of the other side, and the rank that changed for the worst decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pytest_aorta.common.text import counted
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.trace.schedule import Issued, Schedule
+from pytest_aorta.verdict.environment import other_versions
+from pytest_aorta.verdict.noise import RESET
+from pytest_aorta.verdict.rows import Row
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
+from pytest_aorta.verdict.verdicts import MissingPart, Verdict
+
+_MOST_NAMED = 3
+_NO_COMPUTE = "no compute"
+_NUMBER = re.compile(r"\d+")
+
+
+def judge_schedules(row: Row, value: Callable[[Schedule], float]) -> Verdict:
+    """Return the verdict on a value of schedules: a regression if it is worse on any rank than allowed."""
+    worse, scale, there = row.metric.worse, row.metric.scale, [*map(_by_rank, row.others)]
+    excesses: list[tuple[float, int, float, float]] = []
+    for rank, schedule in (item for launch in row.launches for item in _by_rank(launch).items()):
+        if known := [value(other[rank]) for other in there if rank in other]:
+            before, after = max(known, key=lambda one: worse * one), value(schedule)
+            allowed = (row.tolerance.value or 0.0) * (1.0 if scale is Scale.POINTS else before)
+            change = worse * (after - before)
+            excesses.append((max(0.0, change - allowed) or min(0.0, change + allowed), rank, before, after))
+    if not excesses:
+        return row.missing(MissingPart.BASELINE_VALUE, f"the {row.reference} has graphs of other ranks alone; {RESET}")
+    excess, rank, before, after = max(excesses)
+    outcome = Outcome.REGRESSION if excess > 0 else Outcome.IMPROVED if excess < 0 else Outcome.PASS
+    details = []
+    if outcome is Outcome.REGRESSION:
+        details = [cause_of_schedule(row.launches, row.others, rank)]
+        details += filter(None, [other_versions(row.launches[0], row.others[-1], str(row.reference))])
+    delta = after - before if scale is Scale.POINTS else after / before - 1 if before else None
+    return row.decided(outcome, float(after), float(before), "; ".join(details), delta)
+
+
+def _by_rank(facts: LaunchFacts) -> dict[int, Schedule]:
+    return {rank: group.schedule for group in facts.schedules for rank in group.ranks}
+
+
+def is_unchanged(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> bool:
+    """Return whether all launches have schedules, and the same ones; what explains them is not looked at."""
+    first, *further = (
+        {rank: _values(schedule) for rank, schedule in _by_rank(facts).items()} for facts in (*launches, *others)
+    )
+    return bool(first) and all(other == first for other in further)
+
+
+def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], rank: int | None = None) -> str:
+    """Return which collectives of a rank, or of the first that differs, lost what could hide them; empty if none did.
+
+    Of a baseline, the first launch alone says how each collective was issued.
+    """
+    after, before = _by_rank(launches[-1]), _by_rank(others[0])
+    both = [(after[one], before[one]) for one in after if one in before and rank in (None, one)]
+    here, there = next((pair for pair in both if _values(pair[0]) != _values(pair[1])), (None, None))
+    if here is None or there is None:
+        return ""
+    known = _numbered(there.issued)
+    changed = [(one, known.get(key)) for key, one in _numbered(here.issued).items()] if known else []
+    lost = [(one, was) for one, was in changed if one.serialized and not (was and was.serialized)] or [
+        (one, was) for one, was in changed if one.exposed_us > (was.exposed_us if was else 0.0)
+    ]
+    groups: dict[tuple[str, str, str], list[_Change]] = defaultdict(list)
+    for change in (_Change.of(one, was) for one, was in lost):
+        groups[change.issued.name, _pattern(change.issued.of), change.what].append(change)
+    texts = [_text(changes) for changes in sorted(groups.values(), key=len, reverse=True)[:_MOST_NAMED]]
+    counts = f"{here.serialized} of {counted(here.collectives, 'collective')} have nothing to hide under, "
+    return f"{counts}{there.serialized} before" + (f": {'; '.join(texts)}" if texts else "")
+
+
+def _values(schedule: Schedule) -> Schedule:
+    """Return the values of a schedule, without what explains them."""
+    return schedule.values
+
+
+def _numbered(issued: Sequence[Issued]) -> dict[tuple[str, str, int], Issued]:
+    """Return each collective by its kind, its module and the number of those before it that have both."""
+    found: dict[tuple[str, str, int], Issued] = {}
+    calls: Counter[tuple[str, str]] = Counter()
+    for one in issued:
+        found[one.name, one.of, calls[one.name, one.of]] = one
+        calls[one.name, one.of] += 1
+    return found
+
+
+class _Change(NamedTuple):
+    """A collective, what is other than it was, and both values of it."""
+
+    issued: Issued
+    what: str
+    now: str = ""
+    was: str = ""
+
+    @classmethod
+    def of(cls, now: Issued, was: Issued | None) -> _Change:
+        """Return the first change of a collective that explains the others."""
+        if was is None:
+            return cls(now, "is new")
+        if now.stream != was.stream:
+            return cls(now, "is issued on", f"the {now.stream} stream", f"{was.stream} stream")
+        if now.waits_for != was.waits_for:
+            return cls(now, "waits for", now.waits_for or _NO_COMPUTE, was.waits_for or _NO_COMPUTE)
+        if now.awaited_by != was.awaited_by:
+            return cls(now, "is awaited by", now.awaited_by or _NO_COMPUTE, was.awaited_by or _NO_COMPUTE)
+        return cls(now, "is exposed for", f"{now.exposed_us:.3g} us", f"{was.exposed_us:.3g} us")
+
+
+def _text(changes: Sequence[_Change]) -> str:
+    """Return what changed for collectives of one kind, in the names of the first unless all changed alike."""
+    issued, what, now, was = changes[0]
+    is_same = all(change[1:] == changes[0][1:] for change in changes)
+    module = _pattern(issued.of) if is_same and len(changes) > 1 else issued.of
+    text = f"{issued.name} of {module} {what}" if module else f"{issued.name} {what}"
+    text += (f" {now}" if now else "") + (f" (was: {was})" if was else "")
+    text += f" at {issued.place}" if issued.place else ""
+    return text if is_same else f"{text}, and {len(changes) - 1} more"
+
+
+def _pattern(name: str) -> str:
+    return _NUMBER.sub("*", name)
