@@ -77,18 +77,29 @@ class StateLine(Protocol):
     def clear(self) -> None:
         """Clear the line."""
 
+    def follow(self, text: str) -> None:
+        """Say that a launch follows another one of its test."""
+
 
 class SpokenState:
-    """Lines of standard error that say every ``SAY_S`` seconds what a launch waits for."""
+    """Lines of standard error that say what a launch waits for, after ``SAY_S`` seconds, the double, and so on."""
 
     def __init__(self) -> None:
         self._next_s = SAY_S
 
+    def say(self, text: str) -> None:
+        """Print a line."""
+        print(f"aorta: {text}", file=sys.stderr, flush=True)
+
     def show(self, state: LaunchState) -> None:
         """Print a line if it is time."""
         if state.elapsed_s >= self._next_s:
-            self._next_s = state.elapsed_s + SAY_S
-            print(f"aorta: {state.text}", file=sys.stderr, flush=True)
+            self._next_s = 2 * state.elapsed_s
+            self.say(state.text)
+
+    def follow(self, text: str) -> None:
+        """Print a line."""
+        self.say(text)
 
     def clear(self) -> None:
         """Begin the next launch."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_aorta.common.text import visible
+from pytest_aorta.launch.watch import SpokenState
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.watch import LaunchState
@@ -47,6 +49,9 @@ class ProgressLine:
             self._write(_ERASE)
         self._is_shown = False
 
+    def follow(self, text: str) -> None:
+        """Leave the number of launches to the line, which shows the launch itself."""
+
     def close(self) -> None:
         """Close the descriptor of the terminal; a thread that still shows states writes nowhere from now on."""
         # Another file may get the number.
@@ -68,10 +73,25 @@ class ProgressLine:
             self._is_shown = False
 
 
-def say(config: pytest.Config, text: str) -> None:
-    """Write lines to standard error while a test runs, also in a worker of xdist."""
-    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"\naorta: {visible(text)}", file=sys.stderr, flush=True)
+class LogLine(SpokenState):
+    """Lines in a log, or beside the progress line, written to a descriptor of standard error that nothing captures.
+
+    A worker of xdist has the standard error of the process that started it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+
+    def say(self, text: str) -> None:
+        """Write lines, below those of pytest."""
+        with suppress(OSError):  # a log that was closed ends no test
+            os.write(self._fd, f"\naorta: {visible(text)}\n".encode(errors="replace"))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        closed_fd, self._fd = self._fd, -1
+        os.close(closed_fd)
 
 
 def wanted(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:

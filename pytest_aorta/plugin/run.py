@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +20,7 @@ from pytest_aorta.plugin.markers import can_launch
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
-    from pytest_aorta.plugin.progress_line import ProgressLine
+    from pytest_aorta.plugin.progress_line import LogLine, ProgressLine
     from pytest_aorta.session.record import TestRecord
     from pytest_aorta.session.search import Bisection
     from pytest_aorta.session.session import Session
@@ -38,6 +38,8 @@ class Run:
         options: Options of the run.
         bisection: The search for a commit that comparisons are part of; None compares with baselines.
         line: Progress line on the terminal; None where it is not wanted.
+        log: Lines on launches; None until a test can launch.
+        log_fd: The descriptor that these lines go to.
         collected: Node ids of collected tests.
         records: Records of tests that ended, in order.
         lost: Records of tests whose worker of xdist crashed, and of files that could not be collected. Nothing is known
@@ -53,6 +55,8 @@ class Run:
         self._resources = ExitStack()
         self.bisection: Bisection | None = None
         self.line: ProgressLine | None = None
+        self.log: LogLine | None = None
+        self.log_fd = 2
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.lost: list[TestRecord] = []
@@ -74,24 +78,29 @@ class Run:
     @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
-        from pytest_aorta.plugin.progress_line import say
         from pytest_aorta.session.session import Session  # imports everything that a launch needs
 
         session = Session(
             self.options,
             lambda kind: self._config.hook.pytest_aorta_make_launcher(config=self._config, kind=kind),
             find_devices=lambda: self.devices,
-            line=self.line,
-            say=partial(say, self._config),
+            line=self.line or self.log,
+            say=self.say,
             bisection=self.bisection,
         )
         self._resources.callback(session.close)
         return session
 
-    def show(self, line: ProgressLine | None) -> None:
-        """Show the state of launches in a line of the terminal, if there is one."""
+    def show(self, log: LogLine, line: ProgressLine | None) -> None:
+        """Show the state of launches in a line of the terminal if there is one, else in lines of the log."""
+        self.log = self._resources.enter_context(closing(log))
         if line is not None:
             self.line = self._resources.enter_context(closing(line))
+
+    def say(self, text: str) -> None:
+        """Write lines to standard error while a test runs."""
+        if self.log is not None:
+            self.log.say(text)
 
     def close(self) -> None:
         """End the fork servers, and close the progress line."""

@@ -146,6 +146,12 @@ class Launcher:
             if plan.copy is not None:
                 self._copy(plan, plan.copy)
             self.test.planned(plan)
+            if self.launches and self.session.line is not None:
+                number, taken_s = len(self.launches), launch_times_s(self.launches[-1].outcome)["wall"]
+                following = f"launch {number + 1}{f' of {version.name}' if version else ''}"
+                self.session.line.follow(
+                    f"{self.test.record.nodeid}: launch {number} took {taken_s:.1f} s; {following} follows"
+                )
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.launchers.launch(plan)
             on_device = plan.world.device != DeviceKind.CPU

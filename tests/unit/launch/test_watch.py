@@ -154,9 +154,9 @@ def test_line_is_cleared_at_the_end_also_of_a_launch_that_raises(tmp_path):
     assert replace(line.states[0], elapsed_s=0.0) == LaunchState("toy", 2, 0, 0, 3, 0, 0.0)
 
 
-def test_command_says_every_ten_seconds_what_each_launch_waits_for(capsys):
+def test_command_says_what_a_launch_waits_for_after_10_20_and_40_seconds(capsys):
     line = SpokenState()
-    for elapsed_s in (1, 9.9, 10.2, 15, 20.3):
+    for elapsed_s in (1, 9.9, 10.2, 15, 20.5, 30, 41.1):
         line.show(LaunchState("train.py", 2, started=1, steps=0, total_steps=None, done=0, elapsed_s=elapsed_s))
     line.clear()
     line.show(LaunchState("train.py", 2, started=2, steps=7, total_steps=None, done=0, elapsed_s=10))
@@ -164,5 +164,6 @@ def test_command_says_every_ten_seconds_what_each_launch_waits_for(capsys):
     assert said == [
         "aorta: train.py: 1 of 2 ranks started, 10 s",
         "aorta: train.py: 1 of 2 ranks started, 20 s",
+        "aorta: train.py: 1 of 2 ranks started, 41 s",
         "aorta: train.py: 2 ranks, step 7, 10 s",
     ]
