@@ -204,7 +204,7 @@ def scheduled(graphs: Mapping[int, StepGraph]) -> list[str]:
     """Return a line for each size on the nominal machine, where communication hides no longer, and what hides it."""
     known = {size: (graph, play(graph)) for size, graph in graphs.items()}
     if not known:
-        return []
+        return ["no graph of streams with a collective was recorded, so overlap is not scheduled"]
     rows = [
         (
             f"{size:,}",

@@ -291,7 +291,7 @@ class Controller:
                 )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write durations on request, findings or with ``-v`` every verdict, the totals, and what was written.
+        """Write findings or with ``-v`` every verdict, the totals, and what was written.
 
         A single line has no section of its own.
         """
@@ -299,14 +299,11 @@ class Controller:
         is_reported = any(record.is_reported for record in run.records)
         if not is_reported and not run.notes:
             return
-        from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
+        from pytest_aorta.plugin.summary import summary_lines  # only for a run with launches
 
-        given = terminalreporter.config.option  # pytest's own options, --durations and --durations-min
-        wanted = given.durations is not None
-        durations = durations_lines(run.records, given.durations, given.durations_min or 0.0) if wanted else []
         # A test that was interrupted has no record, and may have launched.
         found = summary_lines(run.records, terminalreporter.verbosity) if is_reported else []
-        lines = [*durations, *found, *run.notes]
+        lines = [*found, *run.notes]
         if len(lines) > 1:
             terminalreporter.section("aorta")
         for line in lines:

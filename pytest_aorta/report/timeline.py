@@ -1,4 +1,4 @@
-"""Drawings of a report in rows of bars, as SVG and for the page, and the overlap of each step of a launch.
+"""Drawings of a report in rows of bars, as SVG and for the page.
 
 A drawing shows what each rank's streams did in a step, how the step's graph of streams plays on the nominal machine,
 the waits of ranks step by step, or where weights differ.
@@ -6,16 +6,13 @@ the waits of ranks step by step, or where weights differ.
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, zip_longest
 from pathlib import Path
-from statistics import fmean
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -24,18 +21,14 @@ from pytest_aorta.report.data import Case, Launch, Report
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import hashes_by_name
 from pytest_aorta.result.trace.overlap import Intervals, Lane, Part, difference, intersection, union
-from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
-from pytest_aorta.result.trace.rank_files import Iteration
+from pytest_aorta.result.trace.profiled_steps import Collective
 from pytest_aorta.result.trace.schedule import Schedule
 
 _NS_PER_MS, _NS_PER_US = 1_000_000, 1000
-TABLE_FILE, PICTURE_FILE = "overlap.csv", "timeline.svg"
+PICTURE_FILE = "timeline.svg"
 # A picture is viewed as a whole and can't be zoomed, so larger timelines are left to the HTML page.
 MAX_PANELS = 4
 MAX_ROWS = 48
-# The times of a step in the telemetry that reports show.
-_ITERATION_TIMES = ("compute_ms", "hidden_comm_ms", "exposed_comm_ms")
-_COLUMNS = ("step", "step_time_ms", *_ITERATION_TIMES, "overlap_ratio", "loss")
 # Those of the page's light theme.
 _COLORS: dict[str, str] = {
     Lane.COMPUTE: "#0072b2",
@@ -303,40 +296,6 @@ def write_picture(report: Report, file: Path, draw: Sequence[Callable[[Case], Dr
     return [file] if panels else []
 
 
-def write_iterations(report: Report, folder: Path) -> list[Path]:
-    """Write ``overlap.csv``, a line for each step in the telemetry; write nothing if no launch has any with overlap."""
-    steps = list(_steps(report))
-    if not steps:
-        return []
-    kinds = _kinds(step for _, step in steps)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    times = [f"{kind}_{part}_ms" for kind in kinds for part in ("hidden", "exposed")]
-    table.writerow(("test", "case", "label", "launch", *_COLUMNS, *times))
-    for place, step in steps:
-        table.writerow([*place, *(getattr(step, name) for name in _COLUMNS), *_times(step, kinds)])
-    path = folder / TABLE_FILE
-    write_text(path, text.getvalue())
-    return [path]
-
-
-def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
-    """Yield each step with the test, case, label and launch that it belongs to."""
-    for test in report.tests:
-        for case in test.cases:
-            for label, launches in ((report.candidate, case.candidate), (report.reference, case.reference)):
-                for launch in launches:
-                    for step in launch.iterations:
-                        yield (test.record.nodeid, case.name, label, launch.number), step
-
-
-def _times(step: Iteration, kinds: Sequence[str]) -> Iterator[float | None]:
-    """Yield the hidden and the exposed time of each kind, None where the step did not run the kind."""
-    for kind in kinds:
-        time = (step.collectives or {}).get(kind)
-        yield from (None, None) if time is None else (time.hidden_ms, time.exposed_ms)
-
-
 def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[tuple[float, float]]]:
     """Return a rank's lanes with the lane ``exposed`` added: communication that compute does not hide.
 
@@ -350,48 +309,3 @@ def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, lis
     comm = union(*(moments for name, moments in sets.items() if name not in others))
     sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
     return {name: _in_ms(moments) for name, moments in sets.items()}
-
-
-def compared_iterations(case: Case) -> dict[str, Any] | None:
-    """Return the means of both sides and the difference of their overlap; None where no launch has telemetry."""
-    here, there = (_means(launches) for launches in (case.candidate, case.reference))
-    if here is None and there is None:
-        return None
-    ratios = [side["overlap_ratio"] for side in (here, there) if side and side["overlap_ratio"] is not None]
-    delta = ratios[0] - ratios[1] if len(ratios) == 2 else None
-    return {"candidate": here, "reference": there, "overlap_ratio_delta": delta}
-
-
-def _means(launches: Sequence[Launch]) -> dict[str, Any] | None:
-    steps = [step for launch in launches for step in launch.iterations]
-    if not steps:
-        return None
-    means = {name: fmean(getattr(step, name) for step in steps) for name in _ITERATION_TIMES}
-    losses = [step.loss for step in steps if step.loss is not None]
-    comm_ms = means["hidden_comm_ms"] + means["exposed_comm_ms"]
-    return {
-        "count": len(steps),
-        "mean_loss": fmean(losses) if losses else None,
-        **{f"mean_{name}": value for name, value in means.items()},
-        "overlap_ratio": means["hidden_comm_ms"] / comm_ms if comm_ms else None,
-        "collectives": _mean_times(steps),
-    }
-
-
-def _mean_times(steps: Sequence[Iteration]) -> dict[str, dict[str, float]] | None:
-    """Return the means of each collective; None if a step's are unknown."""
-    known = [step.collectives for step in steps if step.collectives is not None]
-    if len(known) < len(steps):
-        return None
-    absent = CollectiveTime(0.0, 0.0)
-    times = {kind: [step.get(kind, absent) for step in known] for kind in _kinds(steps)}
-    return {
-        kind: {f"mean_{name}": fmean(getattr(time, name) for time in found) for name in ("hidden_ms", "exposed_ms")}
-        for kind, found in times.items()
-    }
-
-
-def _kinds(steps: Iterable[Iteration]) -> list[str]:
-    """Return the kinds of collectives that any of the steps ran, in the order in which reports list them."""
-    found = {kind for step in steps for kind in step.collectives or ()}
-    return [str(kind) for kind in Collective if kind in found]

@@ -76,7 +76,7 @@ def write_session_reports(
 
 
 def write_report(report: Report, file: Path) -> list[Path]:
-    """Write the page to ``file``, and ``summary.json``, a picture and overlap step by step beside it.
+    """Write the page to ``file``, and ``summary.json`` and a picture beside it.
 
     Return the files, the page first.
 
@@ -89,7 +89,6 @@ def write_report(report: Report, file: Path) -> list[Path]:
         PICTURE_FILE,
         schedule_drawing,
         step_drawing,
-        write_iterations,
         write_picture,
     )
 
@@ -98,7 +97,7 @@ def write_report(report: Report, file: Path) -> list[Path]:
     table = file.parent / SUMMARY_FILE
     write_json(table, summary(report))
     pictures = write_picture(report, file.parent / PICTURE_FILE, (schedule_drawing, step_drawing))
-    return [file, table, *pictures, *write_iterations(report, file.parent)]
+    return [file, table, *pictures]
 
 
 def _append_step_summary(text: str, file: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
 from pytest_aorta.result.trace.profiled_steps import Cost, Costs, Profile
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.collectives import recorded_calls
-from pytest_aorta.worker.flops import flops_of
+from pytest_aorta.worker.flops import flops_of, is_view
 from pytest_aorta.worker.lines import Lines, shown
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler
+from pytest_aorta.worker.streams import marked_streams
 from pytest_aorta.worker.torch_private import dynamo_utils
 
 # The warm-up steps that costs need: one that is counted, and one that settles after it.
@@ -30,7 +31,7 @@ NOT_COUNTED = (
 def costs_of(trace: Mapping[str, Any], device: torch.device, recorded: Sequence[RecordedCall], lines: Lines) -> Costs:
     """Return the costs of the first step of a trace with shapes, with their places, as far as ``lines`` were noted."""
     on_device = on_accelerator(device)
-    return costs_of_step(trace, flops_of, on_device=on_device, recorded=recorded, moments=lines.moments)
+    return costs_of_step(trace, flops_of, is_view, on_device=on_device, recorded=recorded, moments=lines.moments)
 
 
 class StepCounter(ScriptProfiler):
@@ -57,18 +58,20 @@ class StepCounter(ScriptProfiler):
 
     def begin(self, *, locates: bool = True) -> None:
         """Begin the step."""
-        self._lines = Lines()
+        self._lines, self._marked = Lines(), ExitStack()
         if self.is_free():
             self.start(shapes=True)
             _leave_boundary()
             self._began_ns = time.time_ns()
             if locates:
-                self._lines.__enter__()
+                self._marked.enter_context(marked_streams(self.device))
+            self._lines.__enter__()
 
     def end(self) -> None:
         """End the step, if it is counted."""
         if self.is_running:
             self._lines.__exit__()
+            self._marked.close()
             _leave_boundary()
             self._trace = self.stop()
             self._recorded = recorded_calls(self._began_ns, time.time_ns(), self.device)

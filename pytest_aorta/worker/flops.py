@@ -12,6 +12,10 @@ from pytest_aorta.worker.torch_private import OpOverloadPacket
 # Operators of convolutions, whose formulas need the shape of the result, and their arguments by position.
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::convolution_overrideable")
 _CONVOLUTION_BACKWARD = "aten::convolution_backward"
+# Operators that write no element of the tensor that they return.
+_WITHOUT_WORK = ("aten::set_", "aten::resize_", "aten::detach_", "aten::requires_grad_", "aten::record_stream")
+# Namespaces of operators that wrap tensors or request collectives.
+_WITHOUT_TENSORS = ("c10d", "_c10d_functional", "profiler", "prim")
 
 
 def flops_of(name: str, args: Mapping[str, Any]) -> int | None:
@@ -41,6 +45,18 @@ def flops_of(name: str, args: Mapping[str, Any]) -> int | None:
     # Registered formulas refuse arguments that they were not written for with errors of any kind.
     except Exception:  # noqa: BLE001
         return None
+
+
+@functools.cache
+def is_view(name: str) -> bool:
+    """Return whether an operator of a trace returns an argument of it without reading or writing it."""
+    namespace, _, operator = name.partition("::")
+    # Operators of libraries may be gone at the end of the rank, when its trace is read.
+    if name in _WITHOUT_WORK or namespace != "aten":
+        return name in _WITHOUT_WORK or namespace.startswith(_WITHOUT_TENSORS)
+    packet = getattr(torch.ops.aten, operator)
+    results = getattr(packet, packet.overloads()[0])._schema.returns
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in results)
 
 
 def _literal(text: str) -> object:

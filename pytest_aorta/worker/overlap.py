@@ -61,6 +61,7 @@ from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of, wrapper_problem
 from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.streams import marked_streams
 from pytest_aorta.worker.torch_private import profiler_enabled
 
 # Steps of a trace that the launch asks for if the config asks for none.
@@ -165,7 +166,7 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
     lines = Lines()
 
     def noted() -> None:
-        with lines:
+        with marked_streams(device), lines:
             step()
 
     profiler, passed = _profile(noted, 1, device, shapes=True)

@@ -152,7 +152,9 @@ def test_faults_name_buffers_growing_memory_the_rank_and_the_new_parameter(tmp_p
     for good, bad, options, said in _FAULTS:
         (tmp_path / "train.py").write_text(_NORMED.replace(good, bad))
         failed = run(tmp_path, "pytest", "--aorta-launcher=forkserver", *options)
-        assert (failed.returncode, failed.stdout.count(said)) == (1, 1), failed.stdout
+        assert (failed.returncode, said in failed.stdout) == (1, True), failed.stdout
+        # What a further launch has located takes the place of what the first one showed.
+        assert failed.stdout.count("the weights of SGD of DDP(Sequential) first differ") <= 1, failed.stdout
 
 
 @pytest.mark.extended

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -154,6 +155,7 @@ def device(monkeypatch):
     monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)
     monkeypatch.setattr(overlap, "spin", lambda lead_ms, _device: leads.append(lead_ms))
     monkeypatch.setattr(overlap, "synchronize", lambda _device: None)
+    monkeypatch.setattr(overlap, "marked_streams", lambda _device: nullcontext())
     FakeProfiler.asked.clear()
     return leads
 

@@ -28,6 +28,7 @@ from pytest_aorta.result.trace.kineto import (
     waits_of_host,
     works_of_gloo,
 )
+from pytest_aorta.result.trace.kineto_graph import FlopsOf, Request, graph_of_step
 from pytest_aorta.result.trace.kineto_places import Moment, Place, Places, merged
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost, Costs
 
@@ -83,14 +84,13 @@ class RecordedCall:
 
 # A part of a cost, and the host's event that caused it.
 _Call: TypeAlias = "tuple[str, Event]"
-# Operations of an operator, given its name and the arguments of its event; None if there is no formula for it.
-FlopsOf = Callable[[str, Mapping[str, Any]], "int | None"]
 
 
 @without_collection()
 def costs_of_step(
     trace: Mapping[str, Any],
     flops_of: FlopsOf,
+    is_view: Callable[[str], bool],
     *,
     on_device: bool,
     recorded: Sequence[RecordedCall] = (),
@@ -110,18 +110,18 @@ def costs_of_step(
     operators = _operators(inside)
     flops, without = _flops(operators, flops_of)
     collectives = _collectives(inside, operators, recorded)
+    places = Places(events, marks[0]["tid"], moments, trace["baseTimeNanoseconds"])
     calls: dict[Cost, list[_Call]] = {Cost.OPERATORS: [(event["name"][:_MAX_NAME], event) for event in operators]}
     calls[Cost.HOST_COPIES] = [call for call in calls[Cost.OPERATORS] if call[0] == "aten::_local_scalar_dense"]
     calls |= _calls_of_device(events, inside) if on_device else {}
     counts: dict[str, Any] = {cost: _sorted(Counter(name for name, _ in found)) for cost, found in calls.items()}
-    calls[Cost.COLLECTIVES] = [(str(row), event) for row, found in collectives for event in found]
+    calls[Cost.COLLECTIVES] = [(str(row), event) for row, found in collectives for _, event in found]
     return Costs(
         collectives=[row for row, _ in collectives],
         flops=_sorted(flops),
         without_flops=_sorted(without),
-        places=_places(Places(events, marks[0]["tid"], moments, trace["baseTimeNanoseconds"]), calls)
-        if moments
-        else {},
+        places=_places(places, calls) if moments else {},
+        graph=graph_of_step(inside, operators, _graphed(collectives), flops_of, is_view, places),
         **counts,
     )
 
@@ -196,7 +196,7 @@ def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str],
 
 def _collectives(
     events: Sequence[Event], operators: Sequence[Event], recorded: Sequence[RecordedCall]
-) -> list[tuple[CollectiveCost, list[Event]]]:
+) -> list[tuple[CollectiveCost, list[tuple[RecordedCall, Event]]]]:
     """Return the costs of each kind of collective, with the requests."""
     requests = _requests(operators)
     # A flight recorder of gloo has no entry for a message from one rank to another.
@@ -231,7 +231,36 @@ def _collectives(
             request = replace(request, num_bytes=None if own is None or size is None else own * size)
         rows[str(collective_of(event["name"])), request.group_size, request.dtype].append((request, event))
     found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
-    return [(_cost_of(kind, [one for one, _ in calls]), [event for _, event in calls]) for (kind, *_), calls in found]
+    return [(_cost_of(kind, [one for one, _ in calls]), calls) for (kind, *_), calls in found]
+
+
+def _graphed(collectives: Iterable[tuple[CollectiveCost, list[tuple[RecordedCall, Event]]]]) -> list[Request]:
+    """Return collectives as a graph of streams has them: with groups by number, since names differ between worlds."""
+    calls = sorted(
+        ((row.kind, request, event) for row, found in collectives for request, event in found),
+        key=lambda call: begin_of(call[-1]),
+    )
+    groups: dict[str, str] = {}
+    return [
+        Request(
+            kind,
+            groups.setdefault(request.group, f"group {len(groups)}"),
+            request.group_size or 1,
+            request.num_bytes or 0,
+            event,
+            _results(kind, event, request.group_size or 1),
+        )
+        for kind, request, event in calls
+    ]
+
+
+def _results(kind: str, event: Event, group_size: int) -> list[int]:
+    """Return the numbers of elements of the results of a functional collective; empty for another one."""
+    args = event.get(_FUNCTION) or (event["args"] if event["name"].startswith(_FUNCTIONAL) else {})
+    given = zip(args.get("Input type", ()), args.get("Input Dims", ()), strict=False)
+    tensors = [[*dims] if kind == _LIST else [dims] for kind, dims in given if kind not in _NO_TENSOR][:1]
+    scale = {Collective.ALL_GATHER: group_size, Collective.REDUCE_SCATTER: 1 / group_size}.get(Collective(kind), 1)
+    return [round(math.prod(dims) * scale) for dims in (tensors[0] if tensors else [])]
 
 
 def _requests(operators: Iterable[Event]) -> list[Event]:

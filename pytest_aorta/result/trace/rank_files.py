@@ -166,25 +166,17 @@ class Iteration(Model, frozen=True):
 
     Attributes:
         step: Number of the step, from 0.
-        step_time_ms: The largest over ranks.
         compute_ms, hidden_comm_ms, exposed_comm_ms: Means over ranks.
         loss: The loss of rank 0; None if unknown.
         collectives: Kind of :class:`Collective` -> means over ranks.
     """
 
     step: int
-    step_time_ms: float
     compute_ms: float
     hidden_comm_ms: float
     exposed_comm_ms: float
     loss: float | None = None
     collectives: Mapping[str, CollectiveTime] = field(default_factory=dict)
-
-    @property
-    def overlap_ratio(self) -> float | None:
-        """Return the fraction of communication that compute hides; None without communication."""
-        comm_ms = self.hidden_comm_ms + self.exposed_comm_ms
-        return self.hidden_comm_ms / comm_ms if comm_ms else None
 
 
 def read_iterations(run_dir: Path, num_ranks: int) -> tuple[Iteration, ...]:
@@ -213,7 +205,6 @@ def _iteration(lines: Sequence[_Line]) -> Iteration:
     """Return the means over ranks; a collective takes no time on ranks that do not run it."""
     return Iteration(
         step=lines[0].step,
-        step_time_ms=max(line.step_time_ms for line in lines),
         compute_ms=fmean(line.stream_ms.get("compute", 0.0) for line in lines),
         hidden_comm_ms=fmean(line.hidden_comm_ms or 0.0 for line in lines),
         exposed_comm_ms=fmean(line.exposed_comm_ms for line in lines),

@@ -1,14 +1,11 @@
 """Tests of overlap step by step in a report of two sets of results."""
 
-import csv
 import json
 from pathlib import Path
 
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.report.data import dataset_report
 from pytest_aorta.report.summary import SCHEMA, summary
-from pytest_aorta.report.timeline import write_iterations
-from pytest_aorta.report.write import write_report
 from tests.unit.builders import make_result, schema_violation
 
 
@@ -33,19 +30,9 @@ def report_of(new: Path, old: Path):
     return dataset_report({"new": [new], "old": [old]}, "new", "old")
 
 
-def test_overlap_of_both_sides_is_tabulated_drawn_and_compared(tmp_path):
+def test_overlap_of_both_sides_is_summarized_and_compared(tmp_path):
     old = keep(tmp_path / "old", 3.0, 4.0, kind="all_reduce")
     report = report_of(keep(tmp_path / "new", 1.0, 2.0), old)
-    names = [path.name for path in write_report(report, tmp_path / "made" / "page.html")]
-    assert names == ["page.html", "summary.json", "overlap.csv"]
-    rows = list(csv.DictReader((tmp_path / "made" / "overlap.csv").read_text().splitlines()))
-    names = ("label", "step", "overlap_ratio", "all_gather_hidden_ms", "all_reduce_exposed_ms")
-    assert [[row[name] for name in names] for row in rows] == [
-        ["new", "0", "0.25", "1.0", ""],
-        ["new", "1", "0.5", "2.0", ""],
-        ["old", "0", "0.75", "", "1.0"],
-        ["old", "1", "1.0", "", "0.0"],
-    ]
     document = summary(report)
     assert schema_violation(document, SCHEMA) is None
     compared = document["cases"][0]["iterations"]
@@ -53,10 +40,9 @@ def test_overlap_of_both_sides_is_tabulated_drawn_and_compared(tmp_path):
     assert compared["overlap_ratio_delta"] == 0.375 - 0.875
 
 
-def test_without_timed_streams_nothing_is_written(tmp_path):
+def test_without_timed_streams_there_is_no_summary_of_steps(tmp_path):
     report = report_of(keep(tmp_path / "new", 1.0, spans=False), keep(tmp_path / "old", 3.0, spans=False))
     assert summary(report)["cases"][0]["iterations"] is None
-    assert write_iterations(report, tmp_path) == []
 
 
 def test_damaged_telemetry_is_a_warning_and_the_launch_stays(tmp_path):

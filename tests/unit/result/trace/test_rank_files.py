@@ -47,9 +47,8 @@ def test_steps_with_overlap_on_every_rank_are_means_over_ranks(tmp_path):
     leave(tmp_path, 0, timed(0, 6.0, 3.0, 1.0, loss=3.0), untimed, timed(2, 6.0, 0.0, 0.0))
     leave(tmp_path, 1, timed(0, 8.0, 1.0, 3.0, step_time_ms=12.0), untimed, timed(2, 6.0, 0.0, 0.0), timed(4, 1, 1, 1))
     first, last = read_iterations(tmp_path, 2)
-    assert first == Iteration(0, 12.0, 7.0, 2.0, 2.0, 3.0)
-    assert first.overlap_ratio == 0.5
-    assert (last.step, last.loss, last.overlap_ratio) == (2, None, None)
+    assert first == Iteration(0, 7.0, 2.0, 2.0, 3.0)
+    assert (last.step, last.loss, last.hidden_comm_ms) == (2, None, 0.0)
 
 
 def test_each_collective_is_a_mean_over_ranks_and_absent_on_a_rank_is_zero(tmp_path):

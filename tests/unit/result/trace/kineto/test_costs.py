@@ -11,7 +11,9 @@ RECORDED = [RecordedCall("0", 4, "Float")]
 
 
 def costs_of(*events, **more):
-    return costs_of_step(trace(boundary(0), *events, boundary(100)), lambda *_: None, on_device=False, **more)
+    return costs_of_step(
+        trace(boundary(0), *events, boundary(100)), lambda *_: None, lambda _: True, on_device=False, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_kernels_copies_and_waits_have_the_places_of_the_calls_that_caused_them(
     launched = [event("cuda_runtime", name, begin, 1, correlation=number) for name, begin, number in calls]
     copy = event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 70, 1, 7, correlation=2)
     step = trace(boundary(0, 8, 60), *launched, kernel("gemm", 65, 5, correlation=1), copy, boundary(100, 9, 99))
-    costs = costs_of_step(step, lambda *_: None, on_device=True, moments=MOMENTS)
+    costs = costs_of_step(step, lambda *_: None, lambda _: True, on_device=True, moments=MOMENTS)
     [copied] = costs.host_copies
     assert costs.places[Cost.HOST_COPIES] == {copied: {"layers.1.mlp at model.py:8": 1}}
     assert costs.places[Cost.HOST_SYNCS] == {"cudaStreamSynchronize": {"layers.1.mlp at model.py:8": 1}}

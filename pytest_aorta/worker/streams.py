@@ -1,0 +1,128 @@
+"""Marks in a profile of what torch's Python calls say about streams: the current one, events, and waits.
+
+torch's own classes of the device are used: those of ``torch.cpu`` do nothing but stand in for a device's, so a step on
+CPU ranks shows the streams that the same step has on a device. They are replaced during a counted step alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
+
+from pytest_aorta.result.trace.kineto_graph import MARK, Said
+from pytest_aorta.worker.torch_private import disable_dynamo
+
+# The methods of a process group that request a collective.
+_REQUEST = re.compile("_?(all|reduce|broadcast|gather|scatter|barrier|send|recv)")
+
+
+class _Numbers:
+    """Numbers of objects in the order in which they are met; the objects stay alive, so that no other takes an id."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, tuple[int, object]] = {}
+
+    def of(self, one: object) -> int:
+        # Objects of one stream of CUDA are equal; streams of torch.cpu are equal only to themselves.
+        key = one if isinstance(one, torch.Stream) else id(one)
+        return self._kept.setdefault(key, (len(self._kept), one))[0]
+
+
+@contextmanager
+def marked_streams(device: torch.device) -> Iterator[None]:
+    """Leave marks of streams, events and waits of the body in the profile that runs."""
+    module, numbers = torch.get_device_module(device), _Numbers()
+    replaced: list[tuple[Any, str, Any]] = []
+    # The number of each request by the id of its work, which stays alive.
+    works: dict[int, tuple[int, object]] = {}
+    stream_of: Callable[[], object] = module.current_stream
+
+    def say(what: Said, *about: object) -> None:
+        with record_function(" ".join([MARK, what, *(str(numbers.of(one)) for one in about)])):
+            pass
+
+    def replace(owner: Any, name: str, call: Callable[..., Any]) -> None:
+        # torch.cpu has no stream that the host waits for.
+        if (original := vars(owner).get(name)) is None:
+            return
+
+        @wraps(original)
+        @disable_dynamo
+        def replacement(*args: Any, **given: Any) -> Any:
+            return call(original, *args, **given)
+
+        setattr(owner, name, replacement)
+        replaced.append((owner, name, original))
+
+    def waits(original: Callable[..., Any], stream: Any, other: Any) -> Any:
+        say(Said.WAITS_STREAM, stream, other)
+        return original(stream, other)
+
+    def waits_event(original: Callable[..., Any], stream: Any, event: Any) -> Any:
+        say(Said.WAITS_EVENT, stream, event)
+        return original(stream, event)
+
+    def recorded(original: Callable[..., Any], event: Any, stream: Any = None) -> Any:
+        say(Said.RECORDS, event, stream or stream_of())
+        return original(event, *filter(None, [stream]))
+
+    def awaited(original: Callable[..., Any], event: Any, stream: Any = None) -> Any:
+        say(Said.WAITS_EVENT, stream or stream_of(), event)
+        return original(event, *filter(None, [stream]))
+
+    def of_stream(original: Callable[..., Any], stream: Any, event: Any = None) -> Any:
+        # An event of torch.cpu's stream is None, for which FSDP2 does not wait.
+        event = event or module.Event()
+        event.record(stream)
+        original(stream)
+        return event
+
+    def switched(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        found = original(*args, **given)
+        say(Said.ON, stream_of())
+        return found
+
+    def host(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        say(Said.HOST, *args[:1] if isinstance(next(iter(args), None), (module.Stream, module.Event)) else ())
+        return original(*args, **given)
+
+    def requested(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        token = object()
+        with record_function(f"{MARK} {Said.REQUESTS} {(number := numbers.of(token))}"):
+            work = original(*args, **given)
+        works[id(work)] = number, work
+        return work
+
+    def work_waits(original: Callable[..., Any], work: Any, *args: Any, **given: Any) -> Any:
+        if (known := works.get(id(work))) is not None:
+            with record_function(f"{MARK} {Said.WAITS_WORK} {known[0]}"):
+                pass
+        return original(work, *args, **given)
+
+    say(Said.ON, stream_of())
+    if device.type == "cpu":
+        # The streams of a device call the methods of events.
+        replace(module.Stream, "wait_stream", waits)
+        replace(module.Stream, "wait_event", waits_event)
+        replace(module.Stream, "record_event", of_stream)
+    replace(module.Event, "record", recorded)
+    replace(module.Event, "wait", awaited)
+    for name in ("__enter__", "__exit__"):
+        replace(module.StreamContext, name, switched)
+    for owner in (module.Stream, module.Event, module):
+        replace(owner, "synchronize", host)
+    for name in filter(_REQUEST.match, [*vars(dist.ProcessGroup)]):
+        replace(dist.ProcessGroup, name, requested)
+    replace(dist.Work, "wait", work_waits)
+    try:
+        yield
+    finally:
+        for owner, name, original in replaced:
+            setattr(owner, name, original)

@@ -1,0 +1,98 @@
+"""The step's graph of streams, as ranks of programs of many kinds record it."""
+
+import pytest
+
+from pytest_aorta.result.trace.schedule import play
+from pytest_aorta.result.trace.step_graph import Work
+
+pytestmark = [pytest.mark.launch_timeout(120)]
+
+START = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+layers = [nn.Linear(256, 256, bias=False) for _ in range(6)]
+model, batch = nn.Sequential(*layers), torch.randn(32, 256)
+works = []
+MAKE
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+for _ in range(20):
+    model(batch).sum().backward()
+    for work in works:
+        work.wait()
+    AFTER
+    works.clear()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+UNITS = "for layer in layers: fully_shard(layer)\nmodel = fully_shard(model)\n"
+STATE = "model._get_fsdp_state()._comm_ctx"
+HOOK = "for layer in layers:\n    layer.register_forward_pre_hook(lambda *_: (WHAT, None)[1], prepend=True)\n"
+REDUCED = """
+for weight in model.parameters():
+    weight.register_post_accumulate_grad_hook(lambda weight: works.append(dist.all_reduce(weight.grad, async_op=True)))
+"""
+ALL = "for weight in model.parameters(): dist.all_reduce(weight.grad)"
+FSDP1 = """
+def own(module):
+    return FullyShardedDataParallel(module, device_id=torch.device("cpu"))
+model = own(nn.Sequential(*map(own, layers)))
+"""
+# Of each program: what makes the model, what follows backward, collectives that no product can hide, and all.
+PROGRAMS = {
+    "FSDP2": (UNITS, "", 2, 18),
+    "FSDP2, no prefetch": (UNITS + "for layer in layers: layer.set_modules_to_backward_prefetch([layer])", "", 12, 18),
+    "FSDP2, gathers wait": (
+        UNITS + HOOK.replace("WHAT", f"{STATE}.all_gather_stream.wait_stream(torch.cpu.current_stream())"),
+        "",
+        7,
+        18,
+    ),
+    "FSDP2, in line": (
+        UNITS + f"{STATE}.get_all_gather_streams = lambda *_: (torch.cpu.current_stream(),) * 2",
+        "",
+        17,
+        18,
+    ),
+    "FSDP2, a value is read": (UNITS + HOOK.replace("WHAT", "batch.sum().item()"), "", 7, 18),
+    "FSDP2, one unit": ("model = fully_shard(model)", "", 2, 2),
+    "DDP": ("model = DistributedDataParallel(model, bucket_cap_mb=0.3)", "", 1, 3),
+    "DDP, two buckets": ("model = DistributedDataParallel(model)", "", 1, 2),
+    "by hand in backward": (REDUCED, "", 1, 6),
+    "by hand after backward": ("", ALL, 6, 6),
+    "FSDP1": (FSDP1, "", 4, 18),
+}
+
+
+@pytest.mark.world(size=2)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_collectives_that_compute_can_not_hide_are_counted(workload, tmp_path, name):
+    make, after, serialized, collectives = PROGRAMS[name]
+    (script := tmp_path / "train.py").write_text(START.replace("MAKE", make).replace("AFTER", after))
+    first, second = [costs.graph for costs in workload.run_script(str(script)).costs]
+    assert first == second, name
+    assert first.problem == "", name
+    assert first.unseen == [], name
+    played = play(first)
+    assert (played.serialized, played.collectives) == (serialized, collectives), name
+
+
+@pytest.mark.parametrize("name", ["FSDP2", "DDP"])
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=pytest.mark.world(size=size, simulated=(0,))) for size in (8, 1024)]
+)
+def test_graph_is_that_of_any_number_of_ranks(workload, tmp_path, name, size):
+    make, after, serialized, collectives = PROGRAMS[name]
+    (script := tmp_path / "train.py").write_text(START.replace("MAKE", make).replace("AFTER", after))
+    [costs] = workload.run_script(str(script)).costs
+    assert {node.group_size for node in costs.graph.nodes if node.work is Work.COLLECTIVE} == {size}
+    played = play(costs.graph)
+    assert (played.serialized, played.collectives) == (serialized, collectives)
