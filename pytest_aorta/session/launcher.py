@@ -147,7 +147,7 @@ class Launcher:
                 self._copy(plan, plan.copy)
             self.test.planned(plan)
             if self.launches and self.session.line is not None:
-                number, taken_s = len(self.launches), launch_times_s(self.launches[-1].outcome)["wall"]
+                number, taken_s = len(self.launches), self.launches[-1].outcome.wall_s
                 following = f"launch {number + 1}{f' of {version.name}' if version else ''}"
                 self.session.line.follow(
                     f"{self.test.record.nodeid}: launch {number} took {taken_s:.1f} s; {following} follows"
