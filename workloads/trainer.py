@@ -97,6 +97,10 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         """Return the hashes of the whole model, whose stages are on several ranks."""
         return StepHashes(self._settings, self._model, self._optimizer, self._settings.hashing, self._stages)
 
+    def samples_of(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the inputs and labels of each sequence."""
+        return batch.transpose(1, 2).flatten(0, 1)
+
     def make_batches(self, trained_steps: int) -> Iterator[torch.Tensor]:
         """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]``, and the pipeline."""
         settings = self._settings

@@ -68,6 +68,10 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
     def make_gradients(self, step: int, batch: Any) -> torch.Tensor:
         """Make every gradient the sum over ranks, and return this rank's part of the loss; ``step`` is 0 unmeasured."""
 
+    @abstractmethod
+    def samples_of(self, batch: Any) -> Any:
+        """Return the tensors of a batch, whose first axis counts samples."""
+
     @property
     @abstractmethod
     def is_same_on_any_cpu(self) -> bool:
@@ -181,7 +185,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         # A step without clipping does not need the norm, so the norm is computed outside the timed step.
         norm = self._total_norm() if norm is None else norm
         self._hashes.end(step)
-        self._notes.end_step(batch, clipped_to=self._settings.max_grad_norm)
+        self._notes.end_step(self.samples_of(batch), clipped_to=self._settings.max_grad_norm)
         return loss, norm
 
     def _total_norm(self) -> torch.Tensor:

@@ -131,6 +131,3 @@ def test_cost_of_a_launch(bench: Bench, workload_s: float, num_rounds: int) -> N
         ratios = sorted(value / bare for value, bare in zip(values, walls_s["bare torchrun"], strict=True))
         spread = f"ratio {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
         print(f"{name:13} wall p50 {median(values):6.2f} s, {spread}")
-    for launcher, outcomes in bench.outcomes.items():
-        phases = {name: median(outcome.phases_s[name] for outcome in outcomes) for name in outcomes[0].phases_s}
-        print(f"{launcher:13} " + ", ".join(f"{name} {value:.2f} s" for name, value in phases.items()))

@@ -3,21 +3,24 @@
 Run: python -m benchmarks.scripts.edits [SCRIPT...]
 
 For each script of edits.yaml: ``aorta init``, ``pytest --update-baselines``, and ``pytest`` of the same code, which has
-to pass; then ``pytest`` with each edit. A sentence is right if the regular expression of the file finds it, silent if
-there is none, and else wrong. The exit status is 1 if one is wrong, or fewer than 85% are right. Scripts named after a
-library need it.
+to pass; then ``pytest`` with each edit. A name that is no script is a workload, whose package is copied and edited. A
+sentence is right if the regular expression of the file finds it, silent if there is none, and else wrong. The exit
+status is 1 if one is wrong, or fewer than 85% are right. Scripts named after a library need it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import aorta_workloads
 import yaml
 
 from benchmarks.public_reports.__main__ import Fault
@@ -25,6 +28,24 @@ from benchmarks.scripts.matrix import HERE, SCRIPTS, run
 
 _RIGHT, _SILENT, _WRONG = "right", "silent", "WRONG"
 _LEAST_RIGHT = 0.85
+_TEST = """
+import pytest
+
+@pytest.mark.numerics
+@pytest.mark.world(size=2)
+def test_workload(workload):
+    workload.check(workload.run({!r}, steps=6, deterministic=True, max_grad_norm=1.0))
+"""
+
+
+def prepare(name: str, folder: Path) -> list[tuple[str, ...]]:
+    """Write the script, or a copy of the workloads with a test, and return the commands before its first edit."""
+    if name in SCRIPTS:
+        shutil.copy(HERE / "unedited" / f"{name}.py", folder)
+        return [("pytest_aorta.cli", "init", *SCRIPTS[name].words)]
+    shutil.copytree(Path(aorta_workloads.__file__).parent, folder / "aorta_workloads")
+    (folder / "test_workload.py").write_text(_TEST.format(name), encoding="utf-8")
+    return []
 
 
 def rows(name: str, edits: dict[str, dict[str, object]], folder: Path) -> Iterator[tuple[str, str, float, str]]:
@@ -33,18 +54,18 @@ def rows(name: str, edits: dict[str, dict[str, object]], folder: Path) -> Iterat
     Raises:
         RuntimeError: A command fails for the script as it is.
     """
-    source = (HERE / "unedited" / f"{name}.py").read_text(encoding="utf-8")
-    script = folder / f"{name}.py"
-    script.write_text(source, encoding="utf-8")
-    for words in (("pytest_aorta.cli", "init", *SCRIPTS[name].words), ("pytest", "--update-baselines"), ("pytest",)):
+    for words in (*prepare(name, folder), ("pytest", "--update-baselines"), ("pytest",)):
         code, output, seconds = run(folder, *words)
         if code:
             raise RuntimeError(f"{name}: {' '.join(words)}: exit code {code}: {output[-2000:]}")
     yield "none", "passes", seconds, _RIGHT
     for change, edit in edits.items():
         fault = Fault(change, edit["edits"], str(edit["says"]))  # type: ignore[arg-type]
-        script.write_text(fault.planted(source), encoding="utf-8")
-        _, output, seconds = run(folder, "pytest")
+        file = folder / str(edit.get("file", f"{name}.py"))
+        source = file.read_text(encoding="utf-8")
+        file.write_text(fault.planted(source), encoding="utf-8")
+        code, output, seconds = run(folder, "pytest")
+        file.write_text(source, encoding="utf-8")
         first = next((line[1:].strip() for line in output.splitlines() if line.startswith("E ")), "")
         says = first.removeprefix("pytest_aorta.ComparisonFailed: ")
         is_sentence = bool(says) and not re.match(r"(Regression|Missing|Inconclusive|Improved|Not applicable)\b", says)
@@ -57,6 +78,7 @@ def rows(name: str, edits: dict[str, dict[str, object]], folder: Path) -> Iterat
 def main() -> int:
     """Print a row for each edit of the scripts that are named, all by default."""
     known = yaml.safe_load((HERE / "edits.yaml").read_text(encoding="utf-8"))
+    os.environ["PYTHONPATH"] = "."  # a copy of the workloads in the working folder comes first
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts.edits", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SCRIPT", help=f"one of {', '.join(known)}")
     names = parser.parse_args().names or list(known)

@@ -58,6 +58,8 @@ SCRIPTS = {
         Script("mingpt"),
         Script("gan", has_second=True),
         Script("loader"),
+        Script("decoder", steps=24),
+        Script("vision"),
         Script("spawn", starts_ranks=True),
         Script("accelerate_loop"),
         Script("hf_trainer"),

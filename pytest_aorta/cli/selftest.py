@@ -198,7 +198,7 @@ def _tried(runs: _Runs, plant: Plant, unchanged: Mapping[str, TestRecord]) -> It
     began_s = time.monotonic()
     if not all(gaps.values()):
         size = max((_size(row, plant) for compared in rows.values() for row in compared), default=0.0)
-        launch_s = max(note.times_s.get("wall", 0.0) for record in unchanged.values() for note in record.launches)
+        launch_s = max(note.wall_s for record in unchanged.values() for note in record.launches)
         limit = f"--aorta-timeout={max(_HANG_S, round(_HANG_LAUNCHES * launch_s))}"
         changed = runs.run(*([limit] if plant is Plant.HANG else []), planted=Planted(plant, size, mark))
     seconds = f"{time.monotonic() - began_s:.0f}"

@@ -37,7 +37,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind, wrapper_command
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result import folder as names
-from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
 _SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
@@ -56,7 +56,7 @@ _FLIGHT_RECORDS = "20000"
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
 RANK_MODULE = "pytest_aorta.launch.process.rank"
 STARTUP = PACKAGE_ROOT / "launch" / "process" / "startup"
-# The guard itself stops a launch within 0.5 + 3 + 2 + 10 seconds: Python's stacks, py-spy, SIGTERM and SIGKILL.
+# The guard itself stops a launch within 0.5 + 2 + 10 seconds: Python's stacks, SIGTERM and SIGKILL.
 STOP_S = 20.0
 # The keeper of a guard that was killed ends the guard's orphans within 10 seconds.
 KEEPER_S = 12.0
@@ -346,7 +346,7 @@ class GuardedLaunch:
 
     def outcome(self) -> LaunchOutcome:
         """Return the outcome that the guard reported; without a report, the outcome that pytest found."""
-        return self._lost or _outcome(self._plan, self._verdict)
+        return self._lost or _outcome(self._verdict)
 
 
 def prepare_folder(plan: LaunchPlan) -> None:
@@ -395,8 +395,6 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         "num_local_ranks": plan.world.ranks_per_node,
         "time_limit_s": plan.timeout_s,
         **to_builtins(plan.limits),
-        # Look beside this Python as well: a virtual environment need not be on the path.
-        "py_spy": shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent)),
         "lifeline_fd": lifeline_fd,
         "verdict_fd": verdict_fd,
     }
@@ -423,15 +421,12 @@ def start_watcher(
         return start_apart(command, log, environ, plan.folder, (*fds, *plan.lease_fds))
 
 
-def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
-    """Return the guard's verdict, with the phases that the ranks' marks show."""
+def _outcome(verdict: bytes) -> LaunchOutcome:
+    """Return the guard's verdict, or that the guard was lost."""
     try:
-        outcome = decode(verdict, LaunchOutcome, "verdict of the guard")
+        return decode(verdict, LaunchOutcome, "verdict of the guard")
     except UnreadableFile as error:
         return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error) if verdict else "")
-    began_s = outcome.began_ns / 1e9
-    phases = phases_s(names.rank_folders(plan.run_dir, plan.world.ranks), began_s, began_s + outcome.wall_s)
-    return outcome.replace(phases_s=phases)
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:

@@ -141,14 +141,14 @@ def lease(
             folder can't be used.
     """
     began_s, next_s = time.monotonic(), SAY_S
-    path, owner = _folder(folder), f"{owner[:_MAX_TEXT]} (pid {os.getpid()})"
+    path, holder = _folder(folder), f"{owner[:_MAX_TEXT]} (pid {os.getpid()})"
     asked = f"{count} of {len(pool)} resources{' and the host alone' if exclusive else ''}"
     with raised_as(LeaseError, f"lease folder {path}: ", after=_REMEDY), ExitStack() as undo:
         _check(path)
-        ticket = _ticket(path, owner, undo)
+        ticket = _ticket(path, holder, undo)
         while True:
             before = _before(path, ticket)
-            if not before and (taken := _taken(path, pool, count, owner, ticket, exclusive=exclusive)):
+            if not before and (taken := _taken(path, pool, count, holder, ticket, exclusive=exclusive)):
                 return Lease(*taken, undo.pop_all())
             waited_s = time.monotonic() - began_s
             if waited_s >= min(next_s, wait_s):
@@ -156,7 +156,9 @@ def lease(
                 held = [one for one in holders(path) if exclusive or one.exclusive or one.resource in pool]
                 lines = [f"{', '.join(names)} held by {holder}" for holder, names in _by_holder(held).items()]
                 lines += [f"{file.read_text().strip()} asked before" for file in before if file.exists()]
-                text = "\n  ".join([f"{owner}: waited {min(waited_s, wait_s):.3g} s for {asked}", *lines])
+                text = "\n  ".join(
+                    [f"{owner}: waited {wait_s if waited_s >= wait_s else round(waited_s):g} s for {asked}", *lines]
+                )
                 if waited_s >= wait_s:
                     raise LeaseError(text)
                 if say:

@@ -7,6 +7,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -78,21 +79,26 @@ class StateLine(Protocol):
         """Clear the line."""
 
 
-class SpokenState:
-    """Lines of standard error that say every ``SAY_S`` seconds what a launch waits for."""
+def _speak(text: str) -> None:
+    print(f"aorta: {text}", file=sys.stderr, flush=True)
 
-    def __init__(self) -> None:
-        self._next_s = SAY_S
+
+class SpokenState:
+    """Lines that say every few seconds what a launch waits for, by default on standard error."""
+
+    def __init__(self, say: Callable[[str], None] = _speak, every_s: float = SAY_S) -> None:
+        self._say, self._every_s = say, every_s
+        self._next_s = every_s
 
     def show(self, state: LaunchState) -> None:
         """Print a line if it is time."""
         if state.elapsed_s >= self._next_s:
-            self._next_s = state.elapsed_s + SAY_S
-            print(f"aorta: {state.text}", file=sys.stderr, flush=True)
+            self._next_s = state.elapsed_s + self._every_s
+            self._say(state.text)
 
     def clear(self) -> None:
         """Begin the next launch."""
-        self._next_s = SAY_S
+        self._next_s = self._every_s
 
 
 class LaunchWatch:

@@ -5,9 +5,10 @@ pytest loads this module with the plugin, so packages that only tests with a lau
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,20 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.text import visible
 from pytest_aorta.plan.options import DRAWN_SUFFIX, FINDINGS_SUFFIX, Options
 from pytest_aorta.plugin.markers import can_launch
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
-    from pytest_aorta.plugin.progress_line import ProgressLine
     from pytest_aorta.session.record import TestRecord
     from pytest_aorta.session.search import Bisection
     from pytest_aorta.session.session import Session
 
 # xdist gives the report of a test whose worker crashed none of these.
 _PHASES = ("setup", "call", "teardown")
+# How often a running launch is said.
+_SAY_S = 60.0
 # pytest's own outcomes. A plugin that runs a test again has another word, such as `rerun` or `retried`.
 _OUTCOMES = ("passed", "failed", "skipped")
 
@@ -37,7 +40,6 @@ class Run:
     Attributes:
         options: Options of the run.
         bisection: The search for a commit that comparisons are part of; None compares with baselines.
-        line: Progress line on the terminal; None where it is not wanted.
         collected: Node ids of collected tests.
         records: Records of tests that ended, in order.
         lost: Records of tests whose worker of xdist crashed, and of files that could not be collected. Nothing is known
@@ -52,7 +54,6 @@ class Run:
         self._config = config
         self._resources = ExitStack()
         self.bisection: Bisection | None = None
-        self.line: ProgressLine | None = None
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.lost: list[TestRecord] = []
@@ -74,28 +75,30 @@ class Run:
     @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
-        from pytest_aorta.plugin.progress_line import say
+        from pytest_aorta.launch.watch import SpokenState
         from pytest_aorta.session.session import Session  # imports everything that a launch needs
 
+        speak = partial(say, self._config)
         session = Session(
             self.options,
             lambda kind: self._config.hook.pytest_aorta_make_launcher(config=self._config, kind=kind),
             find_devices=lambda: self.devices,
-            line=self.line,
-            say=partial(say, self._config),
+            line=SpokenState(speak, _SAY_S),
+            say=speak,
             bisection=self.bisection,
         )
         self._resources.callback(session.close)
         return session
 
-    def show(self, line: ProgressLine | None) -> None:
-        """Show the state of launches in a line of the terminal, if there is one."""
-        if line is not None:
-            self.line = self._resources.enter_context(closing(line))
-
     def close(self) -> None:
-        """End the fork servers, and close the progress line."""
+        """End the fork servers."""
         self._resources.close()
+
+
+def say(config: pytest.Config, text: str) -> None:
+    """Write lines to standard error while a test runs, also in a worker of xdist."""
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\naorta: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | None:
@@ -282,7 +285,7 @@ class Controller:
                 )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write durations on request, findings or with ``-v`` every verdict, the totals, and what was written.
+        """Write findings or with ``-v`` every verdict, the totals, and what was written.
 
         A single line has no section of its own.
         """
@@ -290,14 +293,11 @@ class Controller:
         is_reported = any(record.is_reported for record in run.records)
         if not is_reported and not run.notes:
             return
-        from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
+        from pytest_aorta.plugin.summary import summary_lines  # only for a run with launches
 
-        given = terminalreporter.config.option  # pytest's own options, --durations and --durations-min
-        wanted = given.durations is not None
-        durations = durations_lines(run.records, given.durations, given.durations_min or 0.0) if wanted else []
         # A test that was interrupted has no record, and may have launched.
         found = summary_lines(run.records, terminalreporter.verbosity) if is_reported else []
-        lines = [*durations, *found, *run.notes]
+        lines = [*found, *run.notes]
         if len(lines) > 1:
             terminalreporter.section("aorta")
         for line in lines:

@@ -1,12 +1,10 @@
-"""The section ``aorta`` of pytest's terminal summary: verdicts and durations."""
+"""The section ``aorta`` of pytest's terminal summary: verdicts."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.plan.world import SIMULATED
-from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord, finding_text, totals
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Origin, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -14,8 +12,6 @@ from pytest_aorta.verdict.verdicts import Open
 
 # Characters of the last line.
 MAX_LINE = 112
-_DURATIONS = ("wall", *PHASES)
-_DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 
 
 def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str]:
@@ -98,34 +94,6 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     strict = "; --aorta-fail-on=marked-inconclusive,missing fails such a test"
     more = strict if any(row.tolerance.origin is Origin.MARKER for row in undecided) else ""
     return [*lines, f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
-
-
-def durations_lines(records: Sequence[TestRecord], most: int = 0, at_least_s: float = 0.0) -> list[str]:
-    """Return one line per launch, in seconds, the longest first, then the sums over all launches.
-
-    ``most`` is the largest number of launches to list, 0 for all, and ``at_least_s`` is the shortest time to list.
-    """
-    launches = [
-        (short_nodeid(record.nodeid) + record.attempt_label, number, launch)
-        for record in records
-        for number, launch in enumerate(record.launches, 1)
-        if launch.times_s
-    ]
-    if not launches:
-        return []
-    launches.sort(key=lambda entry: -entry[2].times_s["wall"])
-    shown = [entry for entry in launches[: most or None] if entry[2].times_s["wall"] >= at_least_s]
-    rows = [(name, str(number), launch.launcher, *_seconds(launch.times_s)) for name, number, launch in shown]
-    sums: Counter[str] = Counter()
-    for _, _, launch in launches:
-        sums.update(launch.times_s)
-    table = [_DURATION_COLUMNS, *rows, ("total", str(len(launches)), "", *_seconds(sums))]
-    cut = "" if len(shown) == len(launches) else f" ({len(shown)} of {len(launches)})"
-    return [f"launches in seconds, longest first{cut}:", *aligned(table, [""] * len(table))]
-
-
-def _seconds(times_s: Mapping[str, float]) -> list[str]:
-    return [f"{times_s[name]:.2f}" if name in times_s else "-" for name in _DURATIONS]
 
 
 def short_nodeid(nodeid: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import decode
 from pytest_aorta.plugin.hooks import RUN
-from pytest_aorta.plugin.progress_line import say
+from pytest_aorta.plugin.run import say
 from pytest_aorta.session.search import Bisection
 from pytest_aorta.session.task import Findings, Task
 

@@ -28,8 +28,6 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 _FRAMES_SHOWN = 3
 _RANKS_SHOWN = 4
-# A signal such as SIGTSTP suspends a process, too.
-_SUSPENDED = "suspended by a signal such as SIGSTOP"
 _IN_DDP = ("_engine_run_backward", "_distributed_broadcast_coalesced")
 # Innermost functions of a rank that waits for its peers or for the device.
 _WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu", *_IN_DDP}
@@ -191,16 +189,14 @@ class _Launch:
     @property
     def gone(self) -> list[RankEvidence]:
         """The ranks that ended by themselves and left neither a result nor an error nor a failing exit code."""
-        # Ranks that were still alive have written their stacks, unless they were suspended.
-        return [rank for rank in self.ranks if _is_silent(rank) and not rank.suspended and not rank.was_running]
+        # Ranks that were still alive have written their stacks.
+        return [rank for rank in self.ranks if _is_silent(rank) and not rank.was_running]
 
     @property
     def awaited(self) -> list[RankEvidence]:
-        """The ranks that the rank of the first failure waited for: suspended ones, or else those that ran on."""
-        first = self.failures[0]
-        suspended = [rank for rank in self.ranks if rank.suspended and first.is_victim]
-        if suspended or first.stage != _Stage.PEER_LATE:
-            return suspended
+        """The ranks that the rank of the first failure waited for, which ran on."""
+        if self.failures[0].stage != _Stage.PEER_LATE:
+            return []
         running = [rank for rank in self.ranks if rank.was_running and not rank.error and not rank.has_result]
         return [rank for rank in running if not _is_waiting(rank)]
 
@@ -440,12 +436,8 @@ def _gave_up(launch: _Launch) -> LaunchFailure:
     first = min(awaited, key=lambda rank: rank.steps)
     others = [rank for rank in launch.ranks if rank not in awaited]
     late = [failure.evidence for failure in launch.failures if failure.stage == _Stage.PEER_LATE]
-    if first.suspended:
-        headline, details = f"{_names(awaited)} {_SUSPENDED}{_in_steps(awaited)}", []
-    else:
-        headline = f"{_names(late)} gave up waiting for {_names(awaited)}"
-        details = _positions([first, *awaited])
-    details += _others(others, first.rank)
+    headline = f"{_names(late)} gave up waiting for {_names(awaited)}"
+    details = [*_positions([first, *awaited]), *_others(others, first.rank)]
     details += _positions([*_where_raised(late), *(rank for rank in others if rank.frames and not rank.error)])
     return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, headline, details, first.rank)
 
@@ -505,12 +497,12 @@ def _hang(launch: _Launch) -> LaunchFailure:
         headline = _differences(different)
     else:
         missed = first_missed(unfinished)
-        # A rank without a record, such as a suspended one, is known by its stack alone.
+        # A rank without a record is known by its stack alone.
         waiting = [rank for rank in unfinished if _is_waiting(rank) or (missed and rank.collectives is not None)]
         absent = [rank for rank in unfinished if rank not in waiting or (missed and rank.rank in missed.missing_ranks)]
         waiting = [rank for rank in waiting if rank not in absent]
         done = [rank for rank in launch.ranks if rank.has_result]
-        first = suspect = min(absent or waiting, key=lambda rank: (not rank.suspended, rank.steps))
+        first = suspect = min(absent or waiting, key=lambda rank: rank.steps)
         if waiting and (absent or done):
             suspect = first if absent else done[0]
             peers = _names(absent) if absent else _ended(done, ", which")
@@ -591,8 +583,6 @@ def _positions(ranks: Iterable[RankEvidence]) -> list[str]:
 
 
 def _position(rank: RankEvidence) -> str:
-    if rank.suspended:
-        return _SUSPENDED
     shown = list(map(str, rank.frames[:_FRAMES_SHOWN]))
     own = next((number for number, frame in enumerate(rank.frames) if not is_library(frame.file)), 0)
     if own >= _FRAMES_SHOWN:

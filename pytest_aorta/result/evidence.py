@@ -16,7 +16,6 @@ from pytest_aorta.common.model import Count, Model, read_model
 from pytest_aorta.common.text import is_harness, without_harness
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
-from pytest_aorta.result.outcome import RAN, read_marks
 
 T = TypeVar("T")
 _MAX_BYTES = 1 << 20
@@ -125,7 +124,6 @@ class RankEvidence:
         error: the exception that ended the rank.
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None if neither the torchrun
             agent nor the rank's stack reports one.
-        suspended: a signal such as SIGSTOP had suspended the rank when the launch ended.
         was_running: the rank was still running when a peer had failed or a limit was reached, and was then stopped.
         frames: frames of the rank's main thread at a time limit, or of the thread that a fatal signal ended, innermost
             first and without those of the harness.
@@ -150,7 +148,6 @@ class RankEvidence:
     log_bytes: int
     collectives: tuple[EnteredCollective, ...] | None
     timed_out: str | None
-    suspended: bool
     was_running: bool
     damaged: tuple[str, ...]
 
@@ -206,7 +203,7 @@ def _read_rank(
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
-        returned=RAN in read_marks(folder),
+        returned=(folder / names.RETURNED_FILE).exists(),
         has_result=(folder / names.RESULT_FILE).exists(),
         error=error,
         # The torchrun agent reports no exit code of a rank that was still ending when the agent found a peer's failure.
@@ -217,7 +214,6 @@ def _read_rank(
         log_bytes=log.stat().st_size if log.exists() else 0,
         collectives=(_read(folder / names.IN_FLIGHT_FILE, _CollectivesReport, damaged) or _CollectivesReport()).entries,
         timed_out=f"{timeout[2]} number {timeout[1]}" if (timeout := _WATCHDOG.search(_text(log))) else None,
-        suspended=(folder / names.SUSPENDED_FILE).exists(),
         was_running=was_running,
         damaged=tuple(damaged),
     )

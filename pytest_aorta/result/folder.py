@@ -33,13 +33,11 @@ ELASTIC_FOLDER: Final = "torchelastic"
 COPY_FOLDER: Final = "copy"
 # Files of a rank.
 PID_FILE: Final = "pid"
-MARKS_FILE: Final = "marks"
+# Empty; a rank leaves this file when its script, or the workload's run(), has returned.
+RETURNED_FILE: Final = "returned"
 PROGRESS_FILE: Final = "progress"
 OUTPUT_LOG: Final = "output.log"
 STACKS_FILE: Final = "stacks.txt"
-# Empty; the guard leaves this file for a rank that a signal such as SIGSTOP has suspended.
-SUSPENDED_FILE: Final = "suspended"
-NATIVE_STACKS_FILE: Final = "py-spy.txt"
 ERROR_FILE: Final = "error.json"
 IN_FLIGHT_FILE: Final = "collectives.json"
 ARRIVALS_FILE: Final = "arrivals.json"

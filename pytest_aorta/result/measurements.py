@@ -219,7 +219,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         platform: the platform's name, which is part of the key of baselines.
         launcher: what started the ranks: torchrun, forkserver or the name of a plugin's launcher.
         profiler: the profiler that the ranks ran under; None if there was none.
-        launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
+        launch_times_s: duration of the launch as ``wall``, in seconds.
         host: name of the host that pytest ran on.
         provenance: time, session block and code version of the launch.
         platform_facts: readings of the devices' sensors; None on CPU ranks.

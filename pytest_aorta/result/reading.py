@@ -13,7 +13,7 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
-from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
+from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.provenance import provenance
 from pytest_aorta.result.sensors import PlatformFacts
 from pytest_aorta.result.trace.profiled_steps import Profile
@@ -61,7 +61,7 @@ def collect_result(
         platform=plan.world.platform,
         launcher=outcome.launcher,
         profiler=plan.profiler,
-        launch_times_s=launch_times_s(outcome),
+        launch_times_s={"wall": outcome.wall_s},
         host=socket.gethostname(),
         provenance=provenance(plan.cwd, plan.command, plan.reference),
         platform_facts=platform_facts,

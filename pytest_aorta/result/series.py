@@ -38,6 +38,8 @@ _MOST_NAMED = 3
 _MOST_LISTED = 8
 # The value of a setting that is not in use.
 OFF = "off"
+# The setting that has the state of torch's random numbers.
+RANDOM = "random numbers"
 # What is hashed of a model.
 PARAMETERS, BUFFERS = "weights", "buffers"
 
@@ -151,7 +153,7 @@ class Series(Model, frozen=True, omit_defaults=True):
 class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     """The facts of one optimizer of an unedited script, with the hashes of its parameters; steps are counted from 1.
 
-    Of a baseline, its first launch alone has names, settings, batches and samples.
+    Of a baseline, its first launch alone has names, batches, samples and most settings.
 
     Attributes:
         name: the optimizer with its model.
@@ -209,7 +211,9 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
         kept = self.replace(turns=[])
         if has_names:
             return kept
-        return kept.replace(names=[], buffers=self.buffers.replace(names=[]), settings=[], batches={}, samples={})
+        # Whether launches of the same code have the same random numbers has to be known.
+        random = [[one for one in rank if one.name == RANDOM] for rank in self.settings]
+        return kept.replace(names=[], buffers=self.buffers.replace(names=[]), settings=random, batches={}, samples={})
 
     def with_every_step(self, hashed: SeriesFacts) -> SeriesFacts:
         """Return these facts with the hashes of a launch that computed the same, and hashed every step."""

@@ -26,7 +26,7 @@ from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
+from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.kept import traces_note
 from pytest_aorta.session.record import LaunchNote, RunningTest
@@ -152,7 +152,7 @@ class Launcher:
             traces = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ()
             note = LaunchNote(
                 outcome.launcher,
-                launch_times_s(outcome),
+                outcome.wall_s,
                 traces=traces,
                 folder=str(plan.run_dir),
                 failure=(failure := launch_failure(plan, outcome)),

@@ -106,7 +106,7 @@ class LaunchNote(Model, frozen=True):
 
     Attributes:
         launcher: The program that started the ranks; empty if the launch did not end.
-        times_s: Duration in seconds as ``wall``, and the phases that are known; empty if the launch did not end.
+        wall_s: Duration in seconds; 0 if the launch did not end.
         has_result: Whether the launch left a valid result.
         traces: Notes on the files that a profiler left.
         folder: The run folder; empty if the launch did not end.
@@ -114,7 +114,7 @@ class LaunchNote(Model, frozen=True):
     """
 
     launcher: str = ""
-    times_s: dict[str, float] = msgspec.field(default_factory=dict)
+    wall_s: float = 0.0
     has_result: bool = False
     traces: tuple[str, ...] = ()
     folder: str = ""
@@ -366,7 +366,7 @@ def totals(records: Sequence[TestRecord], *, is_short: bool = False) -> str:
     parts += _others(final, records)
     if not launches:
         return ", ".join(["no test launched", *parts[1:]])
-    seconds = math.fsum(launch.times_s.get("wall", 0.0) for launch in launches)
+    seconds = math.fsum(launch.wall_s for launch in launches)
     return ", ".join([*parts, f"{counted(len(launches), 'launch')} in {duration(seconds)}"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import SeriesFacts, Setting, came_or_went, other_ranks, some_of
+from pytest_aorta.result.series import RANDOM, SeriesFacts, Setting, came_or_went, other_ranks, some_of
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
 from pytest_aorta.verdict.by_rank import place_of, varying
 
@@ -26,7 +26,6 @@ _SENTENCES = {
     ("gradients", "added"): "gradients of the step before are no longer cleared (zero_grad)",
     ("gradients", "cleared"): "gradients of the step before are cleared, and were added to (zero_grad)",
 }
-_RANDOM = "random numbers"
 # Cost -> what a part of it that changed means.
 _COSTS = {
     Cost.COLLECTIVES: "{name}: {before} -> {after} calls a step",
@@ -55,13 +54,19 @@ def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> lis
     if not launches or not others:
         return []
     here = launches[-1]
-    there = next((one for one in reversed(others) if any(series.settings for series in one.series)), others[-1])
+    there = max(others, key=lambda one: sum(len(rank) for series in one.series for rank in series.settings))
     pairs = list(zip(here.series, there.series, strict=False))
+    random = [list(map(_random_of, one.series)) for one in others]
+    # Launches of the same code may have other random numbers, as without a seed.
+    seeded = pairs if all(one == random[0] for one in random) else []
     kinds = (
         [found for pair in pairs for found in (*_classes(*pair), *_names(*pair), *_settings(*pair))],
         [found for pair in pairs for found in _samples(*pair)],
         [*_costs(launches, others)],
-        [found for pair in pairs for found in (*_loss(*pair), *_length(*pair), *_random(*pair))],
+        [
+            *(found for pair in seeded for found in _random(*pair)),
+            *(found for pair in pairs for found in (*_loss(*pair), *_length(*pair))),
+        ],
     )
     found = next(filter(None, kinds), [])
     first = max(min((step for step, _ in found), default=0), _FIRST_STEPS)
@@ -89,7 +94,7 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
     groups: dict[_Change, list[str]] = {}
     for change in sorted({change for pair in pairs for change in _changes(*pair)}):
         # A side that ends early has no settings of further steps.
-        if change.name != _RANDOM and change.step <= min(here.num_steps, there.num_steps):
+        if change.name != RANDOM and change.step <= min(here.num_steps, there.num_steps):
             groups.setdefault(change._replace(group=""), []).append(change.group)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
     for change, of in groups.items():
@@ -166,7 +171,7 @@ def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
     if len(ratios) == 1 and (ratio := ratios.pop()) != "1":
         yield 1, equal.format(f"is {ratio} times as large") + "how it is scaled or averaged"
     else:
-        places = f"{'' if has_samples else 'the data, '}the forward pass and the loss function"
+        places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
         yield 1, equal.format("differs") + places
 
 
@@ -175,7 +180,13 @@ def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:
         yield min(here.num_steps, there.num_steps) + 1, f"{here.name} made {here.steps}, and {there.steps} before"
 
 
+def _random_of(series: SeriesFacts) -> list[list[Setting]]:
+    return [[one for one in rank if one.name == RANDOM] for rank in series.settings]
+
+
 def _random(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    sides = zip(here.settings, there.settings, strict=False)
-    if any(change.name == _RANDOM for pair in sides for change in _changes(*pair)):
-        yield 1, f"{_RANDOM}: torch's generator had another state when the optimizer was made; look at the seed"
+    sides = zip(_random_of(here), _random_of(there), strict=False)
+    for step in sorted({change.step for pair in sides for change in _changes(*pair)}):
+        when = "after the first loss" if step else "when the optimizer was made"
+        drawn = ", and at what draws numbers" if step else ""
+        yield 1, f"{RANDOM}: torch's generator had another state {when}; look at the seed{drawn}"

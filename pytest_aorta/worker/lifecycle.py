@@ -9,6 +9,7 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NoReturn
@@ -26,9 +27,8 @@ from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.result.facts import PYTHON_TRACER
-from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
+from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE, RETURNED_FILE
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
@@ -68,7 +68,7 @@ def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[
         return
     # A handler of atexit ends the tracer.
     tracer = python_tracer()
-    leave_mark(folder, RAN)
+    _leave_returned(folder)
     if not has_left:
         leave()
     _finish(folder, _recorded(plan), tracer, Telemetry())
@@ -89,7 +89,7 @@ def _recorded(plan: LaunchPlan) -> RankResult:
 def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
     if spec.min_world_size > 1:
         RankEnv.read().require(spec.name, spec.min_world_size)
-    workload = _set_up(plan, spec, folder)
+    workload = _set_up(plan, spec)
     result: object = workload.run()
     restore_data()
     source = f"{spec.class_name}.run()"
@@ -99,7 +99,7 @@ def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
     if not _non_finite(document := to_builtins(result)):
         with raised_as(TypeError):
             convert(document, RankResult, f"the result of {source}")
-    leave_mark(folder, RAN)
+    _leave_returned(folder)
     _refuse_leaks(plan.reference)
     result = _checked(result, workload.named_parameters(), "at the end of the run")
     _plain(result)  # the telemetry's error would name no field
@@ -110,10 +110,10 @@ def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
 def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
     """Run a class with AORTA's contract, which knows nothing of this package, and measure it as an unedited script."""
     observer = recording.observe(StepRecording(), is_asked=False)
-    workload = _set_up(plan, spec, folder)
+    workload = _set_up(plan, spec)
     with observer.counted_whole(plan.own_config.get("steps")):
         given: object = workload.run()
-    leave_mark(folder, RAN)
+    _leave_returned(folder)
     _refuse_leaks(plan.reference)
     recorded = observer.result(recording.values, has_own_steps=True)
     result = _with_result_of(given, f"{spec.class_name}.run()", recorded)
@@ -123,14 +123,12 @@ def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> N
     workload.cleanup()
 
 
-def _set_up(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> Any:
+def _set_up(plan: LaunchPlan, spec: WorkloadSpec) -> Any:
     """Return the workload, imported and set up."""
     workload_class = _load_workload(spec)
-    leave_mark(folder, IMPORTED)
     workload = workload_class(plan.own_config)
     _kept.append(workload)
     workload.setup()
-    leave_mark(folder, SET_UP)
     return workload
 
 
@@ -197,7 +195,7 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
     record_script(plan.record or StepRecording())
 
     def write_result() -> None:
-        leave_mark(folder, RAN)
+        _leave_returned(folder)
         recorded = _recorded(plan)
         Telemetry().write(folder, recorded)
         _write_result(folder, recorded)
@@ -339,6 +337,12 @@ def _refuse_leaks(reference: AnyReference | None) -> None:
                 f"the launch of {reference.name} has imported {name} from the code under test: {file}; "
                 f"allowed are packages in pytest's root folder, in its src/, and those on PYTHONPATH"
             )
+
+
+def _leave_returned(folder: Path) -> None:
+    """Note that the script, or ``run()``, has returned; a full disk is reported where the rank writes its result."""
+    with suppress(OSError):
+        (folder / RETURNED_FILE).touch()
 
 
 def _finish(folder: Path, result: RankResult, tracer: str | None, telemetry: Telemetry) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from pytest_aorta.common.clock import time
-from pytest_aorta.common.text import is_harness, is_library
+from pytest_aorta.common.text import brief, is_harness, is_library
 from pytest_aorta.result.trace.kineto_places import Moment
 from pytest_aorta.worker.finite import roots
 from pytest_aorta.worker.torch_private import CALL_MODULE, keep_from_compiler
@@ -102,7 +102,7 @@ class Lines:
 @cache
 def _source(file: str, line: int) -> str:
     """Return the place of a line with its code, by which it is found again where other lines have moved it."""
-    return f"{shown(file)}:{line} {linecache.getline(file, line).strip()[:_LONGEST_CODE]}".rstrip()
+    return f"{shown(file)}:{line} {brief(linecache.getline(file, line).strip(), _LONGEST_CODE)}".rstrip()
 
 
 _is_of_library = cache(is_library)

@@ -43,7 +43,7 @@ from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
 from pytest_aorta.worker.torch_private import STEP_OPTIMIZER, BaseDataLoaderIter, autocast_of
-from pytest_aorta.worker.training import SAMPLED, Inputs, random_state
+from pytest_aorta.worker.training import Inputs, random_state
 
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
@@ -161,8 +161,8 @@ class Observer:
         found.end_step(self._values)
         self._values = []
         # A closure of the optimizer has computed the gradients within its step.
-        takes_samples = not was_counting and (found.num_steps <= SAMPLED or self._is_hashed(found.num_steps))
-        found.training.note_step(found.num_steps, optimizer, found.models(), self._inputs, takes_samples=takes_samples)
+        models, may_sample = found.models(), not was_counting
+        found.training.note_step(found.num_steps, optimizer, models, self._inputs, may_sample=may_sample)
         self._inputs = Inputs()
         self._is_counting = was_counting and any(one.running for one in self._all)
         self._turn += 1

@@ -149,7 +149,7 @@ class Optimized:
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
         self.is_hash_due = False
         self._named, self._warmup = named, warmup
-        self.training = Training(optimizer, [name for name, _ in named(optimizer)], random)
+        self.training = Training(optimizer, [logical_name(name) for name, _ in named(optimizer)], random)
         self._prepared = prepared
         self._places: list[tuple[int, str]] = []
         self._values = Values()

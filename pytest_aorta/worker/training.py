@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from pytest_aorta.result.series import OFF, Series, Setting, digest
+from pytest_aorta.result.series import OFF, RANDOM, Series, Setting, digest
 from pytest_aorta.worker.weight_hash import logical_name
 
 # Keys of a parameter group that are no hyperparameters of its own, or follow from others.
@@ -28,8 +28,8 @@ _DEEPEST = 8
 _MOST_GROUPS = 16
 # What changes in each step, such as a scheduled learning rate, is kept for the first steps and some later ones.
 _MOST_STEPS = 32
-# The first steps whose samples are hashed, beside those whose weights are.
-SAMPLED = 4
+# Samples are hashed of the first steps and of some later ones; of more steps if they are small.
+_SAMPLED, _SMALL_BYTES = 4, 1 << 16
 _MOST_SAMPLES = 1024
 
 
@@ -53,7 +53,8 @@ class Inputs:
 class Training:
     """Settings of one optimizer's steps, from its first one on."""
 
-    def __init__(self, optimizer: Optimizer, names: Sequence[str], random: str) -> None:
+    def __init__(self, optimizer: Optimizer, names: Sequence[str], random: str = "") -> None:
+        """Note settings, and random numbers if their state when the optimizer was made is given."""
         # Name and parameter group of a setting -> step -> value from this step on.
         self._settings: dict[tuple[str, str], dict[str, str | float]] = {}
         self._groups = _groups(optimizer.param_groups, names)
@@ -64,8 +65,10 @@ class Training:
         self._values: list[list[Any]] = []
         self._sources: tuple[object, ...] = ()
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
-        self._samples: list[tuple[int, torch.Tensor]] = []
-        self._note(1, "random numbers", random)
+        self._samples: list[tuple[int, list[torch.Tensor]]] = []
+        if random:
+            self._note(0, RANDOM, random)
+            self._note(1, RANDOM, random_state())
 
     def settings(self) -> list[Setting]:
         """Return the settings by name and parameter group."""
@@ -91,7 +94,7 @@ class Training:
         models: Iterable[torch.nn.Module],
         inputs: Inputs,
         *,
-        takes_samples: bool,
+        may_sample: bool = True,
     ) -> None:
         """Note, after a step of the optimizer, its hyperparameters and what its gradients come from.
 
@@ -118,11 +121,13 @@ class Training:
             if shapes != self._shapes:
                 self._shapes = shapes
                 self._note(step, "batch", ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
-            first = tensors[0]
-            is_plain = type(first) is torch.Tensor and first.layout is torch.strided and not first.is_meta
-            if takes_samples and is_plain and first.dim() and first.numel():
+            plain = [part for part in tensors if type(part) is torch.Tensor and part.layout is torch.strided]
+            plain = [part for part in plain if part.dim() and part.numel() and not part.is_meta]
+            same = [part.detach()[:_MOST_SAMPLES] for part in plain if len(part) == len(plain[0])]
+            is_small = step <= _MOST_STEPS and sum(part.nbytes for part in same) <= _SMALL_BYTES
+            if may_sample and same and (is_small or step <= _SAMPLED or step.bit_count() == 1):
                 # A loader may use the memory again.
-                self._samples.append((step, first.detach()[:_MOST_SAMPLES].clone()))
+                self._samples.append((step, [part.clone() for part in same]))
 
     def look(self, step: int, models: Iterable[torch.nn.Module], parameters: Iterable[torch.Tensor]) -> None:
         """Note what modules drop and share, and how many elements of the parameters are trained."""
@@ -140,12 +145,16 @@ class Training:
 
     def samples(self) -> dict[str, list[str]]:
         """Return step -> hash of each sample of the batch, and wait for the device."""
-        return {
-            str(step): [
-                hashlib.blake2b(row.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
-                for row in batch.cpu().reshape(len(batch), -1).contiguous()
-            ]
+        rows = {
+            str(step): [part.cpu().reshape(len(part), -1).contiguous().view(torch.uint8).numpy() for part in batch]
             for step, batch in self._samples
+        }
+        return {
+            step: [
+                hashlib.blake2b(b"".join(row.tobytes() for row in sample), digest_size=8).hexdigest()
+                for sample in zip(*parts, strict=True)
+            ]
+            for step, parts in rows.items()
         }
 
 
@@ -156,7 +165,7 @@ class TrainingNotes:
         names = {id(part): logical_name(name) for name, part in model.named_parameters()}
         every = [part for group in optimizer.param_groups for part in group["params"]]
         self._optimizer, self._model, self._num_steps = optimizer, model, 0
-        self._training = Training(optimizer, [names.get(id(part), "") for part in every], random_state())
+        self._training = Training(optimizer, [names.get(id(part), "") for part in every])
         self._training.look(1, [model], every)
 
     def end_step(self, batch: object, num_backward: int = 1, clipped_to: float | None = None) -> None:
@@ -164,9 +173,7 @@ class TrainingNotes:
         step = self._num_steps = self._num_steps + 1
         if step <= _MOST_STEPS or step.bit_count() == 1:
             inputs = Inputs(batch, num_backward, clipped_to=clipped_to)
-            self._training.note_step(
-                step, self._optimizer, [self._model], inputs, takes_samples=step <= SAMPLED or step.bit_count() == 1
-            )
+            self._training.note_step(step, self._optimizer, [self._model], inputs)
 
     def series(self) -> list[Series]:
         """Return the notes for the result of the rank, and wait for the device."""

@@ -59,7 +59,7 @@ MATRIX = {
         "NotFinite: parameter model.weight of rank 1 has 1 of 6 elements that are NaN or infinite",
     ),
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
-    "suspended": ("hang in collective", 1, "rank 1 suspended by a signal such as SIGSTOP in step 2"),
+    "suspended": ("hang in collective", 1, "gave up waiting for rank 1"),
     "given_up": ("hang in collective", 1, "rank 1, step 2: gil ("),
     "awaited": ("hang in collective", 1, "rank 1, step 2: absent ("),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),

@@ -91,7 +91,7 @@ def fake_launch(plan, rootpath):
     if plan.profiler == "nsys" and not config.get("without_trace"):
         (plan.run_dir / "nsys.nsys-rep").touch()
     status = 0 if config.get("raises") is None else 1
-    return LaunchOutcome("exit", status, (), (), config.get("wall_s", 0.25), phases_s=config.get("phases_s", {}))
+    return LaunchOutcome("exit", status, (), (), config.get("wall_s", 0.25))
 
 
 def planted(plan, rootpath):

@@ -126,7 +126,7 @@ def test_folder_of_own_workloads_can_be_elsewhere(project):
 def test_run_that_waits_for_the_lease_of_another_says_for_whose(project, workers):
     project.one_test("workload.run('toy')")
     held = lease(("cpu-0",), 1, exclusive=True, wait_s=9, folder=project.path / "leases", owner="other.py::one")
-    said = r"aorta: test_toy.py::test_one: waited \d+ s for .*\n  cpu-0 held by other.py::one \(pid \d+, since \d\d:"
+    said = r"aorta: test_toy.py::test_one: waited \d+ s for .*\n  cpu-0 held by other.py::one \(pid \d+\), since \d\d:"
     output = project.path / "stderr"  # of the run below
 
     def release_when_said():

@@ -56,6 +56,10 @@ class RankingTraining(TrainingWorkload[_Settings]):
         """True unless inductor compiles blocks."""
         return not self._settings.compile.enabled
 
+    def samples_of(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the tensors without the axis of micro-batches."""
+        return [part.flatten(0, 1) for part in batch]
+
     def make_batches(self, trained_steps: int) -> Iterator[Batch]:
         """Make the host's batches, and copy them to the device ahead of their use."""
         settings, env = self._settings, self._env

@@ -27,23 +27,14 @@ from typing import Any
 GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
 # A copy of result.folder.AGENT_FILE, for the same reason.
 AGENT_FILE = "agent.json"
-# Copies of result.folder.SUSPENDED_FILE and STOPPING_FILE.
-SUSPENDED_FILE = "suspended"
+# A copy of result.folder.STOPPING_FILE.
 STOPPING_FILE = "stopping"
 # The states of a process that has ended and that its parent has not waited for.
 ENDED = ("Z", "X")
-# In place of the state of a process that is ending: the kernel calls it running until it has taken back its memory.
-ENDING = "ending"
-# A flag of the kernel (PF_EXITING), and the bit of SIGKILL among the signals that are pending.
-EXITING_FLAG = 0x4
-SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
-# The state of a process that SIGSTOP or a similar signal has suspended.
-SUSPENDED = "T"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.05
 STACKS_S = 0.5
-PY_SPY_S = 3.0
 TERM_S = 2.0
 KILL_S = 10.0
 # Within this time torchrun reports ranks that failed. Nothing but the guard notices a rank that exited with code 0.
@@ -71,32 +62,27 @@ class Guard:
         self.first_error_s: float | None = None
         self.first_result_s: float | None = None
         self.first_gone_s: float | None = None
-        self.suspended: set[Path] = set()
         # The exit codes of orphans, and of processes whose parent has ended without waiting for them.
         self.adopted: dict[int, int] = {}
         self.looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
         """Start the agent, wait for a reason to stop, end every process, and return the verdict."""
-        began_s, began_ns = time.monotonic(), time.time_ns()
+        began_s = time.monotonic()
         # The keeper stands for the agent: it takes the agent's signals, and ends as the agent does.
         self.agent_pid = start_keeper(self.start_agent)
         reason = self.watch(began_s + self.spec["time_limit_s"])
         leftover = sorted(descendants() - {self.agent_pid})
-        self.mark_suspended()
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
         if reason == "rank_gone" or (reason == "exit" and not self.agent_status):
             self.leave_exit_codes()
-        if reason in ("time_limit", "straggler"):
-            self.dump_native_stacks()
         survivors = self.stop()
         return {
             "reason": reason,
             "agent_status": self.agent_status,
             "stopped": leftover,
             "survivors": survivors,
-            "began_ns": began_ns,
             "wall_s": time.monotonic() - began_s,
         }
 
@@ -136,27 +122,11 @@ class Guard:
         if now_s - self.looked_s > LOOK_S:
             self.looked_s = now_s
             states = {folder: state_of(folder) for folder in self.started()}
-            self.note_suspended(states)
             gone = any(_is_gone(folder, state) for folder, state in states.items()) and not self.is_stopping()
             self.first_gone_s = (self.first_gone_s or now_s) if gone else None
         if self.first_gone_s is not None and now_s - self.first_gone_s > GONE_S:
             return "rank_gone"
         return None
-
-    def note_suspended(self, states: dict[Path, str | None]) -> None:
-        """Keep the folders of ranks that are suspended, or were suspended when they were last seen alive."""
-        for folder, state in states.items():
-            if state == SUSPENDED:
-                self.suspended.add(folder)
-            elif state not in (ENDING, *ENDED):
-                self.suspended.discard(folder)
-
-    def mark_suspended(self) -> None:
-        """Leave a file in the folder of each rank that is suspended, since such a rank can't write its stacks."""
-        self.note_suspended({folder: state_of(folder) for folder in self.started()})
-        for folder in self.suspended:
-            with suppress(OSError), (folder / SUSPENDED_FILE).open("xb"):
-                pass
 
     def leave_exit_codes(self) -> None:
         """Write the exit codes of ranks that the agent has not waited for, since the agent may be stopped."""
@@ -205,20 +175,6 @@ class Guard:
                 if pid in alive:
                     os.kill(pid, signal.SIGUSR1)
         self.wait_for_none(STACKS_S)
-
-    def dump_native_stacks(self) -> None:
-        """Keep py-spy's stacks of every rank, including threads without Python, if py-spy is installed."""
-        if self.spec["py_spy"] is None:
-            return
-        deadline_s = time.monotonic() + PY_SPY_S
-        for mark in sorted(self.ranks.glob("*/pid")):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return
-            # A new file: opening a FIFO that the rank has left would block.
-            with suppress(OSError, subprocess.SubprocessError), (mark.parent / "py-spy.txt").open("xb") as file:
-                command = [self.spec["py_spy"], "dump", "--pid", _tail(mark)]
-                subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=left_s, check=False)
 
     def stop(self) -> list[int]:
         """End every descendant and return those that could not be killed."""
@@ -362,18 +318,15 @@ def prepare_agent(guard_pid: int) -> None:
 
 
 def state_of(folder: Path) -> str | None:
-    """Return the state of a folder's rank, as in proc_pid_stat(5), or ENDING; X if it is gone; None without its id."""
+    """Return the state of a folder's rank, as in proc_pid_stat(5); X if it is gone; None without its id."""
     try:
         pid = int(_tail(folder / "pid"))
     except (OSError, ValueError):
         return None
     try:
-        fields = _fields_of(pid)
+        return _fields_of(pid)[0]
     except OSError:
         return ENDED[-1]
-    # Fields 9 and 31, the flags and the pending signals. A suspended process has neither before it is killed.
-    is_ending = int(fields[6]) & EXITING_FLAG or int(fields[28]) & SIGKILL_BIT
-    return ENDING if is_ending and fields[0] not in (SUSPENDED, *ENDED) else fields[0]
 
 
 def _is_gone(folder: Path, state: str | None) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.process import rank as rank_program
-from pytest_aorta.launch.process.guard import ENDED, ENDING, state_of
+from pytest_aorta.launch.process.guard import ENDED, state_of
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.result.folder import AGENT_FILE, ERROR_FILE, PLAN_FILE, STOPPING_FILE, rank_folder, rank_pids
 
@@ -165,7 +165,7 @@ def _note_failed(pid: int, code: int) -> None:
         report = json.loads(path.read_text(encoding="utf-8"))
     else:
         states = {other: state_of(rank_folder(run_dir, other)) for other in pids if other != rank}
-        report = {"failures": [], "running": [other for other in states if states[other] not in (ENDING, *ENDED)]}
+        report = {"failures": [], "running": [other for other in states if states[other] not in ENDED]}
     if rank is not None and rank not in [*report["running"], *(failure["rank"] for failure in report["failures"])]:
         report["failures"].append({"rank": rank, "exit_code": code})
         write_json(path, report)

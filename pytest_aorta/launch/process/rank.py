@@ -30,7 +30,6 @@ from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.plan.world import World
 from pytest_aorta.result import folder as names
-from pytest_aorta.result.outcome import STARTED, leave_mark
 from pytest_aorta.result.trace.rank_files import flight_records
 
 Handler = Callable[..., None]
@@ -164,7 +163,6 @@ def prepare(folder: Path) -> None:
     signal.signal(signal.SIGUSR1, _do_nothing)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True, chain=True)
     write_text(folder / names.PID_FILE, str(os.getpid()), durable=False)
-    leave_mark(folder, STARTED)
 
 
 def make_store() -> str:

@@ -75,7 +75,7 @@ def test_files_of_another_shape_are_named_beside_the_diagnosis(tmp_path):
 
 
 def test_verdict_that_is_not_one_says_what_is_wrong(tmp_path):
-    outcome = _outcome(make_plan(tmp_path), json.dumps(VERDICT | {"reason": "tea"}).encode())
+    outcome = _outcome(json.dumps(VERDICT | {"reason": "tea"}).encode())
     assert outcome.reason is EndReason.GUARD_LOST
     assert outcome.detail.startswith('verdict of the guard: $.reason: got "tea"')
 

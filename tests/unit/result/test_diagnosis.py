@@ -21,7 +21,6 @@ Files = dict[str, str | bytes]
 NOTHING: Files = {}
 DONE: Files = {"result.json": json.dumps(rank_values())}
 STARTED: Files = {"pid": "7"}
-SUSPENDED: Files = {"suspended": ""}
 TIMED_OUT = "Timed out waiting 800ms for recv operation to complete"
 PEER_CLOSED = "Connection closed by peer"
 
@@ -82,7 +81,7 @@ def entered(step: int) -> Files:
     return {"pid": "7", "progress": step.to_bytes(8, "little")}
 
 
-RETURNED = {"marks": "started 1000000000\nran 2000000000\n"}
+RETURNED = {"returned": ""}
 
 
 def stuck(stacks: str, step: int) -> Files:
@@ -417,18 +416,6 @@ HANGS = {
             (STRAGGLED, "a rank was done for 60 s and others were not"),
         )
     },
-    **{
-        f"suspended before peers that timed out at {reason}": (
-            Left(
-                {0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | SUSPENDED, 2: stuck(WAITING, 4)},
-                ended(reason),
-            ),
-            (COLLECTIVE, 1),
-            "rank 1 suspended by a signal such as SIGSTOP in step 4\n",
-            f"{GAVE_UP}\n  rank 2, step 4: {AT_WAIT}\nplan",
-        )
-        for reason in (EndReason.EXIT, EndReason.RANK_ERROR)
-    },
     "did not start": (
         Left({0: STARTED | raised(1, "wait timeout after 800ms, keys: /default_pg/0//cpu//0/1", "DistStoreError")}),
         ("rendezvous", 1),
@@ -460,16 +447,6 @@ HANGS = {
         "",
         '  File "train.py", line 7, in step\n    reduce()\n  rank 1, step 4: step (train.py:8)\n'
         "  then ranks 1, 2: the same error\nplan",
-    ),
-    "suspended at the limit": (
-        Left({0: stuck(WAITING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
-        (COLLECTIVE, 1),
-        "rank 0 waits for rank 1\n  rank 1, step 4: suspended by a signal such as SIGSTOP\n",
-    ),
-    "suspended beside a rank that runs on": (
-        Left({0: stuck(COMPUTING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
-        (ELSEWHERE, 1),
-        "",
     ),
     "straggler": (
         Left({0: DONE, 1: stuck(COMPUTING, 4)}, STRAGGLED),

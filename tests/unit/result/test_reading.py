@@ -17,7 +17,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import FailureDetail
-from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from tests.unit.builders import (
@@ -314,7 +314,6 @@ def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):
 
 NAMES = [
     names.PID_FILE,
-    names.MARKS_FILE,
     names.PROGRESS_FILE,
     names.OUTPUT_LOG,
     names.STACKS_FILE,
@@ -330,7 +329,6 @@ def read_everything(run_dir: Path) -> None:
     write_plan_file(run_dir)
     plan = make_plan(run_dir, world=World(len(NAMES), "cpu"))
     read_evidence(plan)
-    phases_s(names.rank_folders(run_dir, range(len(NAMES))), 0.0, 1.0)
     assert launch_failure(plan, LaunchOutcome(EndReason.TIME_LIMIT, None, (), (), 1.0)) is not None
 
 

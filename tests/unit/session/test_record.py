@@ -58,11 +58,10 @@ COMPARISON = st.builds(
     baseline=st.text(),
     new=st.none() | st.just(NewBaseline(make_baseline(), "digest", ("a line",))),
 )
-TIMES_S = st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6))
 LAUNCH = st.builds(
     LaunchNote,
     launcher=st.just("torchrun"),
-    times_s=TIMES_S,
+    wall_s=st.floats(0, 1e6),
     has_result=st.booleans(),
     traces=st.lists(st.text(), max_size=1).map(tuple),
 )

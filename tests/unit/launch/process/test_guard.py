@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pytest_aorta.launch.guarded import GUARD, guard_spec
-from pytest_aorta.launch.process.guard import ENDED, ENDING, Guard, state_of
 from tests.distributed.processes import is_alive
 from tests.unit.builders import make_plan
 
@@ -179,48 +178,6 @@ def test_exit_code_of_a_rank_that_a_command_never_waits_for_is_left(guard, end, 
     assert (json.loads(report.read_text())["failures"] if report.exists() else None) == failures
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
-def test_rank_that_is_suspended_at_the_end_is_marked(guard, is_resumed):
-    program = "pid = fork()\nif pid == 0:\n    while True: time.sleep(60)\n"
-    program += "rank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGSTOP)\nos.waitpid(pid, os.WUNTRACED)\n"
-    program += "time.sleep(1)\nos.kill(pid, signal.SIGCONT)\nos.waitpid(pid, os.WCONTINUED)\n" if is_resumed else ""
-    watched = guard(program + "rank_file(0, 'error.json')\nwait_for_the_time_limit()", error_grace_s=2)
-    assert watched.end()["reason"] == "rank_error"
-    assert (watched.run_dir / "ranks" / "1" / "suspended").exists() == (not is_resumed)
-
-
-def test_rank_that_was_suspended_until_its_agent_killed_it_is_marked(guard):
-    program = "pid = fork()\nif pid == 0: time.sleep(60)\n"
-    program += "rank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGSTOP)\ntime.sleep(2)\n"
-    watched = guard(program + "os.kill(pid, signal.SIGKILL)\nos.wait()\nsys.exit(1)")
-    assert watched.end()["reason"] == "exit"
-    assert (watched.run_dir / "ranks" / "1" / "suspended").exists()
-
-
-def test_suspended_rank_stays_so_while_the_kernel_ends_it(tmp_path):
-    # The kernel needs about 0.1 s to take back this much memory, and shows the state of a running process meanwhile.
-    program = "import os, signal; memory = bytearray(200 << 20); os.kill(os.getpid(), signal.SIGSTOP)"
-    states: list[str | None] = []
-    # On busy cores, one look may miss the whole time.
-    while ENDING not in states:
-        rank = subprocess.Popen([sys.executable, "-I", "-S", "-c", program])
-        try:
-            os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WNOWAIT)
-            (tmp_path / "pid").write_text(str(rank.pid))
-            watch = Guard({"run_dir": str(tmp_path)}, start_agent=int)
-            states = [state_of(tmp_path)]
-            watch.note_suspended({tmp_path: states[-1]})
-            rank.kill()
-            while states[-1] not in ENDED:
-                time.sleep(0.001)
-                states.append(state_of(tmp_path))
-                watch.note_suspended({tmp_path: states[-1]})
-        finally:
-            rank.kill()
-            rank.wait()
-        assert watch.suspended == {tmp_path}, states
-
-
 @pytest.mark.parametrize("name", ["result.json", "error.json"])
 def test_rank_that_has_left_its_result_or_error_may_end(guard, impatient, name):
     program = f"rank_file(1, '{name}', '{{}}')\npid = fork()\nif pid == 0: os._exit(0)\n"
@@ -237,8 +194,8 @@ def test_rank_that_torchrun_has_noticed_is_left_to_torchrun(guard, impatient):
 
 
 def test_fifos_of_a_rank_do_not_block_the_guard(guard_until_the_limit):
-    program = "for name in ('pid', 'py-spy.txt', 'error.json'): os.mkfifo(RUN_DIR / 'ranks' / '1' / name)"
-    verdict = guard_until_the_limit(program, py_spy="/bin/true").end()
+    program = "for name in ('pid', 'error.json'): os.mkfifo(RUN_DIR / 'ranks' / '1' / name)"
+    verdict = guard_until_the_limit(program).end()
     assert verdict["reason"] == "time_limit"
 
 
@@ -319,27 +276,3 @@ def test_process_outside_the_launch_gets_no_signal(guard_until_the_limit):
     finally:
         stranger.kill()
         stranger.wait()
-
-
-FAKE_PY_SPY = """#!/bin/sh
-echo "$0 $@" | sed "s|.*/||"
-[ "$FAKE_HANGS" ] && sleep 60
-exit 0
-"""
-
-
-@pytest.mark.parametrize("hangs", [False, True])
-def test_py_spy_dumps_every_rank_at_the_time_limit_within_its_own_limit(
-    tmp_path, guard_until_the_limit, monkeypatch, hangs
-):
-    program = tmp_path / "py-spy"
-    program.write_text(FAKE_PY_SPY)
-    program.chmod(0o755)
-    monkeypatch.setenv("FAKE_HANGS", "1" if hangs else "")
-    watched = guard_until_the_limit('rank_file(0, "pid", str(os.getpid()))', py_spy=str(program))
-    verdict = watched.end()
-    assert verdict["reason"] == "time_limit"
-    words = (watched.run_dir / "ranks" / "0" / "py-spy.txt").read_text().split()
-    assert words[:3] == ["py-spy", "dump", "--pid"]
-    assert int(words[3]) in watched.pids()
-    assert verdict["wall_s"] < watched.time_limit_s + HANG_S / 4
