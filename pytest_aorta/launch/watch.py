@@ -7,6 +7,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -77,33 +78,27 @@ class StateLine(Protocol):
     def clear(self) -> None:
         """Clear the line."""
 
-    def follow(self, text: str) -> None:
-        """Say that a launch follows another one of its test."""
+
+def _speak(text: str) -> None:
+    print(f"aorta: {text}", file=sys.stderr, flush=True)
 
 
 class SpokenState:
-    """Lines of standard error that say what a launch waits for, after ``SAY_S`` seconds, the double, and so on."""
+    """Lines that say every few seconds what a launch waits for, by default on standard error."""
 
-    def __init__(self) -> None:
-        self._next_s = SAY_S
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        print(f"aorta: {text}", file=sys.stderr, flush=True)
+    def __init__(self, say: Callable[[str], None] = _speak, every_s: float = SAY_S) -> None:
+        self._say, self._every_s = say, every_s
+        self._next_s = every_s
 
     def show(self, state: LaunchState) -> None:
         """Print a line if it is time."""
         if state.elapsed_s >= self._next_s:
-            self._next_s = 2 * state.elapsed_s
-            self.say(state.text)
-
-    def follow(self, text: str) -> None:
-        """Print a line."""
-        self.say(text)
+            self._next_s = state.elapsed_s + self._every_s
+            self._say(state.text)
 
     def clear(self) -> None:
         """Begin the next launch."""
-        self._next_s = SAY_S
+        self._next_s = self._every_s
 
 
 class LaunchWatch:

@@ -41,7 +41,7 @@ def _has_finding(record: TestRecord) -> bool:
 
 def _name(record: TestRecord, case: str = "") -> str:
     """Return the name of a test, or that of one of its comparisons if it has several."""
-    return short_nodeid(case if len(record.comparisons) > 1 and case else record.nodeid) + record.attempt_label
+    return _short_nodeid(case if len(record.comparisons) > 1 and case else record.nodeid) + record.attempt_label
 
 
 def _all_lines(record: TestRecord) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     return [*lines, f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
 
 
-def short_nodeid(nodeid: str) -> str:
+def _short_nodeid(nodeid: str) -> str:
     """Return a node id without its folders."""
     file, _, test = nodeid.partition("::")
     return f"{Path(file).stem}::{test}"

@@ -78,12 +78,12 @@ def growth(values: Sequence[float], dependent: int = 1) -> float:
         return 0.0
     bounds = [len(values) * number // groups for number in range(groups + 1)]
     medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
-    low, high = slope_bounds(medians, _CONFIDENCE)
+    low, high = _slope_bounds(medians, _CONFIDENCE)
     certain = low if low > 0 else high if high < 0 else 0.0
     return certain * (groups - 1) / median(medians)
 
 
-def slope_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]:
+def _slope_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]:
     """Return the confidence interval of the Theil-Sen slope per value (Sen, J. Am. Stat. Assoc. 63, 1968, eq. 2.6).
 
     ``scipy.stats.theilslopes`` computes the same bits, and importing it takes longer than a warm launch.

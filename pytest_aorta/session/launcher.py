@@ -146,10 +146,10 @@ class Launcher:
             if plan.copy is not None:
                 self._copy(plan, plan.copy)
             self.test.planned(plan)
-            if self.launches and self.session.line is not None:
+            if self.launches:
                 number, taken_s = len(self.launches), self.launches[-1].outcome.wall_s
                 following = f"launch {number + 1}{f' of {version.name}' if version else ''}"
-                self.session.line.follow(
+                self.session.say(
                     f"{self.test.record.nodeid}: launch {number} took {taken_s:.1f} s; {following} follows"
                 )
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
