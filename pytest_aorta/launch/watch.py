@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -69,16 +69,6 @@ class LaunchState:
         return f"{self.name}: {what}, {self.elapsed_s:.0f} s"
 
 
-class StateLine(Protocol):
-    """Display of a launch's state in one line."""
-
-    def show(self, state: LaunchState) -> None:
-        """Show ``state`` in place of the previous state."""
-
-    def clear(self) -> None:
-        """Clear the line."""
-
-
 def _speak(text: str) -> None:
     print(f"aorta: {text}", file=sys.stderr, flush=True)
 
@@ -107,7 +97,7 @@ class LaunchWatch:
     If there are neither devices to read nor a line to show, no thread is started.
     """
 
-    def __init__(self, plan: LaunchPlan, line: StateLine | None) -> None:
+    def __init__(self, plan: LaunchPlan, line: SpokenState | None) -> None:
         self._plan = plan
         self._line = line
         self._devices = plan.world.devices

@@ -157,7 +157,6 @@ class Launcher:
             on_device = plan.world.device != DeviceKind.CPU
             traces = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ()
             note = LaunchNote(
-                outcome.launcher,
                 outcome.wall_s,
                 traces=traces,
                 folder=str(plan.run_dir),

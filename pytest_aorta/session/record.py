@@ -105,7 +105,6 @@ class LaunchNote(Model, frozen=True):
     """A launch of a test.
 
     Attributes:
-        launcher: The program that started the ranks; empty if the launch did not end.
         wall_s: Duration in seconds; 0 if the launch did not end.
         has_result: Whether the launch left a valid result.
         traces: Notes on the files that a profiler left.
@@ -113,7 +112,6 @@ class LaunchNote(Model, frozen=True):
         failure: The diagnosis of a launch that failed.
     """
 
-    launcher: str = ""
     wall_s: float = 0.0
     has_result: bool = False
     traces: tuple[str, ...] = ()
