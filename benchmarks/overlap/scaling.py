@@ -2,69 +2,48 @@
 
     python -m benchmarks.overlap.scaling
 
-Needs no GPU. The graph is built from the dimensions of the model: for each block an all-gather in forward and one in
-backward (bfloat16), one block ahead of compute, and a reduce-scatter (float32) on a stream of its own; compute is
-matrix products and attention, with half of forward again in backward (selective checkpointing). Printed are the fall
-from 8 to 64 GPUs as published and as scheduled, and the bytes per second between hosts with which the schedule would
-fall as far.
+Needs no GPU: both worlds are simulated, with one sequence of 8,192 tokens a rank and selective checkpointing. Printed
+are the fall from 8 to 64 GPUs as published and as scheduled, and the bytes per second between hosts with which the
+schedule would fall as far.
 """
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
+from pytest_aorta.cli.main import main as aorta
+from pytest_aorta.common.files import files_below
+from pytest_aorta.result.folder import RESULT_FILE, is_rank_file
+from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.schedule import NOMINAL, play
-from pytest_aorta.result.trace.step_graph import Node, StepGraph, Work
+from pytest_aorta.result.trace.step_graph import StepGraph
 
-# Tokens per second and GPU on 8 and on 64 H100s, one sequence of 8,192 tokens a GPU, as the author of
-# https://github.com/pytorch/torchtitan/pull/1881 measured.
+# Tokens per second and GPU on 8 and on 64 H100s, as the author of https://github.com/pytorch/torchtitan/pull/1881
+# measured.
 PUBLISHED = {"FSDP2": (7380, 5097), "SimpleFSDP": (7227, 4984)}
 SIZES = (8, 64)
-TOKENS, DIM, LAYERS, KEYS, HIDDEN, VOCABULARY = 8192, 4096, 32, 1024, 14336, 128256
-BLOCK = 2 * DIM * (DIM + KEYS) + 3 * DIM * HIDDEN
-# The units that FSDP2 gathers, in the order of forward: parameters, and operations in forward.
-UNITS = [
-    (VOCABULARY * DIM, 0),
-    *[(BLOCK, 2 * TOKENS * (BLOCK + TOKENS * DIM))] * LAYERS,
-    (VOCABULARY * DIM, 2 * TOKENS * VOCABULARY * DIM),
-]
-AGAIN = 0.5
+TOKENS = 8192
+CONFIG = ("size=8b", "steps=1", "warmup=1", "profile_steps=0", "activation_checkpointing=selective")
 
 
-def step(size: int) -> StepGraph:
-    """Return the graph of a step on one of ``size`` ranks."""
-    nodes: list[Node] = []
-    last: dict[int, int] = {}
-
-    def add(work: Work, name: str, stream: int, *after: int, **values: int) -> int:
-        earlier = [last[stream]] if stream in last else []
-        nodes.append(Node(work, name, stream, sorted({*earlier, *after}), **values))
-        last[stream] = len(nodes) - 1
-        return last[stream]
-
-    def gather(parameters: int, *after: int) -> int:
-        return add(Work.COLLECTIVE, "all_gather", 1, *after, num_bytes=2 * parameters, group_size=size)
-
-    for is_backward in (False, True):
-        units = UNITS[::-1] if is_backward else UNITS
-        start = [last[0]] if is_backward else []
-        gathered = [gather(units[0][0], *start)]
-        computed = start
-        for place, (parameters, flops) in enumerate(units):
-            if place + 1 < len(units):
-                gathered.append(gather(units[place + 1][0], *computed))
-            times = 2 + AGAIN if is_backward else 1
-            computed = [add(Work.COMPUTE, "aten::mm", 0, gathered[place], flops=round(times * flops))]
-            if is_backward:
-                size_bytes = 4 * parameters
-                add(Work.COLLECTIVE, "reduce_scatter", 2, *computed, num_bytes=size_bytes, group_size=size)
-    return StepGraph(["compute", "all-gather", "reduce-scatter"], nodes)
+def graphs(folder: Path) -> list[StepGraph]:
+    """Return the step's graph of streams in a world of each size."""
+    words = ["scale", "--sizes", ",".join(map(str, SIZES)), "--results", str(folder), "llama_fsdp2"]
+    for assignment in CONFIG:
+        words += ["--set", assignment]
+    if aorta(words):
+        raise SystemExit("aorta scale failed")
+    results = [read_result(file) for file in files_below(folder, RESULT_FILE) if not is_rank_file(file)]
+    found = {result.world_size: result.costs[0].graph for result in results if result.costs[0]}
+    return [graph for size in SIZES if (graph := found.get(size))]
 
 
 def fitting_bytes(graph: StepGraph, step_ms: float) -> float:
     """Return the bytes per second between hosts with which the schedule takes this time, by bisection."""
     low, high = 1e6, NOMINAL.network_bytes
-    for _ in range(40):
+    for _ in range(20):
         middle = (low * high) ** 0.5
         is_slower = play(graph, replace(NOMINAL, network_bytes=middle)).step_ms > step_ms
         low, high = (middle, high) if is_slower else (low, middle)
@@ -73,14 +52,12 @@ def fitting_bytes(graph: StepGraph, step_ms: float) -> float:
 
 def main() -> None:
     """Print the schedules, and two lines for each published pair."""
-    few, many = map(step, SIZES)
+    with tempfile.TemporaryDirectory(prefix="aorta-scaling-") as scratch:
+        few, many = graphs(Path(scratch))
     first, second = play(few), play(many)
-    for size, found in zip(SIZES, (first, second), strict=True):
-        exposed = f"exposed {found.exposed_ms:.1f} ms, overlap {found.overlap_ratio:.3f}"
-        print(f"{size} ranks: {found.step_ms:,.0f} ms, {exposed}")
     print(f"scheduled: {first.step_ms / second.step_ms - 1:+.1%} tokens/s")
     for name, (before, after) in PUBLISHED.items():
-        # What compute takes beyond the products of the graph is the same on any number of ranks.
+        # What a step takes beyond its schedule is taken to be the same on any number of ranks.
         slower_ms = 1000 * TOKENS * (1 / after - 1 / before)
         fitting = fitting_bytes(many, first.step_ms + slower_ms) / 1e9
         print(

@@ -41,11 +41,13 @@ def run_pytest(
     Raises:
         AortaError: pytest did not run the tests.
     """
-    task = Task(str(folder / FINDINGS_FILE), **asked)
+    log_fd = os.dup(2)  # what launches wait for is said, although the output is kept
+    task = Task(str(folder / FINDINGS_FILE), log_fd=log_fd, **asked)
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, f"--aorta-task={to_json(task)}", *words]
     with nullcontext() if shows_output else (folder / OUTPUT_FILE).open("wb") as output, terminable():
         # Ctrl-C reaches pytest only once: as SIGTERM, when this process ends pytest.
-        process = start_apart(command, output, environ)
+        process = start_apart(command, output, environ, fds=(log_fd,))
+        os.close(log_fd)
         try:
             status = process.wait()
         finally:

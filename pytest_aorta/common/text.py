@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
 
 _UNLIMITED = 1 << 20
-_MIN_FLEXIBLE = 16
 _GAP = "  "
 # Length of the shortest word for which names that contain it are suggested, such as step_time_p50 for p50.
 _MIN_PART = 3
@@ -26,22 +25,15 @@ def output_width() -> int:
     return shutil.get_terminal_size(fallback=(_UNLIMITED, 1)).columns
 
 
-def table(
-    rows: Sequence[Sequence[str]], width: int = _UNLIMITED, *, flexible: int | None = None, indent: str = ""
-) -> list[str]:
+def table(rows: Sequence[Sequence[str]], width: int = _UNLIMITED, *, indent: str = "") -> list[str]:
     """Return the lines of a table with columns padded to equal width, one line per row unless the row is too wide.
 
     Args:
         rows: Cells of each row, the heading first.
         width: Columns of the terminal.
-        flexible: Index of the column that is shortened if the table is wider than the terminal. Rows that are
-            still too wide are wrapped.
         indent: Text before every row.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    surplus = len(indent) + sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    if flexible is not None and surplus > 0:
-        widths[flexible] = max(min(widths[flexible], _MIN_FLEXIBLE), widths[flexible] - surplus)
     return [line for row in rows for line in _row_lines(row, widths, width, indent)]
 
 
@@ -56,13 +48,8 @@ def _row_lines(row: Sequence[str], widths: Sequence[int], width: int, indent: st
     for cell, size in zip(row, widths, strict=True):
         if len(lines[-1]) + size > width and lines[-1].strip():
             lines.append(f"{indent}    ")
-        lines[-1] += shortened(cell, size).ljust(size) + _GAP
+        lines[-1] += cell.ljust(size) + _GAP
     return [line.rstrip() for line in lines]
-
-
-def shortened(name: str, size: int) -> str:
-    """Return at most ``size`` characters of a name; the end is kept, since it distinguishes names better."""
-    return name if len(name) <= size else f"...{name[3 - size :]}"
 
 
 def brief(text: str, size: int = 80) -> str:

@@ -7,9 +7,10 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -68,31 +69,26 @@ class LaunchState:
         return f"{self.name}: {what}, {self.elapsed_s:.0f} s"
 
 
-class StateLine(Protocol):
-    """Display of a launch's state in one line."""
-
-    def show(self, state: LaunchState) -> None:
-        """Show ``state`` in place of the previous state."""
-
-    def clear(self) -> None:
-        """Clear the line."""
+def _speak(text: str) -> None:
+    print(f"aorta: {text}", file=sys.stderr, flush=True)
 
 
 class SpokenState:
-    """Lines of standard error that say every ``SAY_S`` seconds what a launch waits for."""
+    """Lines that say every few seconds what a launch waits for, by default on standard error."""
 
-    def __init__(self) -> None:
-        self._next_s = SAY_S
+    def __init__(self, say: Callable[[str], None] = _speak, every_s: float = SAY_S) -> None:
+        self._say, self._every_s = say, every_s
+        self._next_s = every_s
 
     def show(self, state: LaunchState) -> None:
         """Print a line if it is time."""
         if state.elapsed_s >= self._next_s:
-            self._next_s = state.elapsed_s + SAY_S
-            print(f"aorta: {state.text}", file=sys.stderr, flush=True)
+            self._next_s = state.elapsed_s + self._every_s
+            self._say(state.text)
 
     def clear(self) -> None:
         """Begin the next launch."""
-        self._next_s = SAY_S
+        self._next_s = self._every_s
 
 
 class LaunchWatch:
@@ -101,7 +97,7 @@ class LaunchWatch:
     If there are neither devices to read nor a line to show, no thread is started.
     """
 
-    def __init__(self, plan: LaunchPlan, line: StateLine | None) -> None:
+    def __init__(self, plan: LaunchPlan, line: SpokenState | None) -> None:
         self._plan = plan
         self._line = line
         self._devices = plan.world.devices

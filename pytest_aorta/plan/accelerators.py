@@ -48,16 +48,10 @@ class Reading(Model, frozen=True):
 
     Attributes:
         sm_clock_mhz: clock of the multiprocessors; None if the device has no such sensor.
-        memory_clock_mhz: clock of the memory; None if the device has no such sensor.
-        power_w: power in watts; None if the device has no such sensor.
-        temperature_c: temperature in degrees Celsius; None if the device has no such sensor.
         throttle_reasons: reasons why the device runs below its highest clock.
     """
 
     sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
     throttle_reasons: tuple[str, ...] = ()
 
 
@@ -242,12 +236,8 @@ class _NvidiaSensors:
     def _read(self, handle: Any) -> Reading:
         nvml = self._nvml
         bits = int(self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0)
-        milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
         return Reading(
             sm_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            power_w=None if milliwatts is None else milliwatts / 1000,
-            temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             throttle_reasons=tuple(name for name, bit in self._reasons.items() if bits & bit),
         )
 
@@ -381,13 +371,9 @@ class _AmdSensors:
 
 def _amd_reading(table: dict[str, Any], before: dict[str, float], now: dict[str, float]) -> Reading:
     clocks = [clock for value in table.get("current_gfxclks") or () if (clock := _number(value))]
-    powers = (_number(table.get(name)) for name in ("current_socket_power", "average_socket_power"))
     return Reading(
         # The slowest of several dies: the others wait for it.
         sm_clock_mhz=min(clocks) if clocks else _number(table.get("current_gfxclk")),
-        memory_clock_mhz=_number(table.get("current_uclk")),
-        power_w=next((power for power in powers if power is not None), None),
-        temperature_c=_number(table.get("temperature_hotspot")),
         throttle_reasons=tuple(name for name in _AMD_REASONS if now.get(name, 0) > before.get(name, 0)),
     )
 

@@ -166,16 +166,13 @@ def _use(config: pytest.Config) -> LaunchingTests:
     if TESTS in config.stash:
         return config.stash[TESTS]
     from pytest_aorta.plugin.fixtures import LaunchingTests
-    from pytest_aorta.plugin.progress_line import open_line
     from pytest_aorta.plugin.run import Controller
 
     run, plugins = config.stash[RUN], config.pluginmanager
     tests = config.stash[TESTS] = LaunchingTests(run)
     plugins.register(tests, "aorta-tests")
-    if not _is_given(config, _WITHOUT_RESULTS):
-        run.show(open_line(config))
-        if not hasattr(config, "workerinput"):
-            plugins.register(Controller(run), "aorta-controller")
+    if not _is_given(config, _WITHOUT_RESULTS) and not hasattr(config, "workerinput"):
+        plugins.register(Controller(run), "aorta-controller")
     return tests
 
 

@@ -5,28 +5,31 @@ pytest loads this module with the plugin, so packages that only tests with a lau
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing, nullcontext, suppress
-from functools import cached_property, partial
+from contextlib import ExitStack, nullcontext, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.text import visible
 from pytest_aorta.plan.options import DRAWN_SUFFIX, FINDINGS_SUFFIX, Options
 from pytest_aorta.plugin.markers import can_launch
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
-    from pytest_aorta.plugin.progress_line import ProgressLine
     from pytest_aorta.session.record import TestRecord
     from pytest_aorta.session.search import Bisection
     from pytest_aorta.session.session import Session
 
 # xdist gives the report of a test whose worker crashed none of these.
 _PHASES = ("setup", "call", "teardown")
+# How often a running launch is said.
+_SAY_S = 60.0
 # pytest's own outcomes. A plugin that runs a test again has another word, such as `rerun` or `retried`.
 _OUTCOMES = ("passed", "failed", "skipped")
 
@@ -37,7 +40,7 @@ class Run:
     Attributes:
         options: Options of the run.
         bisection: The search for a commit that comparisons are part of; None compares with baselines.
-        line: Progress line on the terminal; None where it is not wanted.
+        log_fd: The descriptor that lines on running tests go to.
         collected: Node ids of collected tests.
         records: Records of tests that ended, in order.
         lost: Records of tests whose worker of xdist crashed, and of files that could not be collected. Nothing is known
@@ -52,7 +55,7 @@ class Run:
         self._config = config
         self._resources = ExitStack()
         self.bisection: Bisection | None = None
-        self.line: ProgressLine | None = None
+        self.log_fd = 2
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.lost: list[TestRecord] = []
@@ -74,27 +77,28 @@ class Run:
     @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
-        from pytest_aorta.plugin.progress_line import say
+        from pytest_aorta.launch.watch import SpokenState
         from pytest_aorta.session.session import Session  # imports everything that a launch needs
 
         session = Session(
             self.options,
             lambda kind: self._config.hook.pytest_aorta_make_launcher(config=self._config, kind=kind),
             find_devices=lambda: self.devices,
-            line=self.line,
-            say=partial(say, self._config),
+            line=SpokenState(self.say, _SAY_S),
+            say=self.say,
             bisection=self.bisection,
         )
         self._resources.callback(session.close)
         return session
 
-    def show(self, line: ProgressLine | None) -> None:
-        """Show the state of launches in a line of the terminal, if there is one."""
-        if line is not None:
-            self.line = self._resources.enter_context(closing(line))
+    def say(self, text: str) -> None:
+        """Write lines to standard error, or that of a command that keeps it, while a test runs, also under xdist."""
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            os.write(self.log_fd, f"\naorta: {visible(text)}\n".encode(errors="replace"))
 
     def close(self) -> None:
-        """End the fork servers, and close the progress line."""
+        """End the fork servers."""
         self._resources.close()
 
 

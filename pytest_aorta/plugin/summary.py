@@ -8,7 +8,7 @@ from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.session.record import TestRecord, finding_text, totals
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Origin, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Open
+from pytest_aorta.verdict.verdicts import NoteKind, Open
 
 # Characters of the last line.
 MAX_LINE = 112
@@ -24,7 +24,8 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
     if verbosity >= 0:
         lines += [line for record in records for line in (_all_lines(record) if verbosity else _finding_lines(record))]
         lines += [*_simulated(records), *_warnings(records)]
-    hidden = sum(len(record.unshown_notes) for record in records if not _has_finding(record))
+    notes = [note for record in records if not _has_finding(record) for note in record.unshown_notes]
+    hidden = sum(note.kind is not NoteKind.WARNING for note in notes)
     hint = f" [-v for {counted(hidden, 'note')}]" if hidden and not verbosity else ""
     line, most = totals(records), MAX_LINE - len(hint)
     if len(line) > most:  # the rows have the other reasons
@@ -40,7 +41,7 @@ def _has_finding(record: TestRecord) -> bool:
 
 def _name(record: TestRecord, case: str = "") -> str:
     """Return the name of a test, or that of one of its comparisons if it has several."""
-    return short_nodeid(case if len(record.comparisons) > 1 and case else record.nodeid) + record.attempt_label
+    return _short_nodeid(case if len(record.comparisons) > 1 and case else record.nodeid) + record.attempt_label
 
 
 def _all_lines(record: TestRecord) -> Iterator[str]:
@@ -86,6 +87,12 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     rows = [row for record in records if not record.is_retried for row in record.verdicts]
     absent = next((row.detail for row in rows if row.not_applicable and row.tolerance.origin is Origin.GROSS), "")
     lines = [f"speed was not compared: {absent}; --aorta-ab=REF compares it"] if absent else []
+    lines += [
+        f"WARNING: {_name(record)}: {note}"
+        for record in records
+        for note in record.unshown_notes
+        if note.kind is NoteKind.WARNING
+    ]
     # A verdict that is still open is left out: another verdict of its test ended the launches.
     undecided = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE and not isinstance(row.state, Open)]
     if not undecided:
@@ -96,7 +103,7 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     return [*lines, f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
 
 
-def short_nodeid(nodeid: str) -> str:
+def _short_nodeid(nodeid: str) -> str:
     """Return a node id without its folders."""
     file, _, test = nodeid.partition("::")
     return f"{Path(file).stem}::{test}"

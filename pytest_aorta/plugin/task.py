@@ -4,7 +4,6 @@ It carries out the run's :class:`~pytest_aorta.session.task.Task`, and leaves wh
 loaded by name (``-p pytest_aorta.plugin.task``), so other runs of pytest do not have its option.
 """
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import decode
 from pytest_aorta.plugin.hooks import RUN
-from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.session.search import Bisection
 from pytest_aorta.session.task import Findings, Task
 
@@ -31,13 +29,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     run = config.stash[RUN]
     task = config.stash[TASK] = decode(config.getoption(_OPTION), Task, _OPTION)
+    if not hasattr(config, "workerinput"):
+        run.log_fd = task.log_fd
     if task.search is None:
         return
     refused = {"-n": config.getoption("numprocesses", None), "--update-baselines": run.options.update_baselines}
     if given := [flag for flag, value in refused.items() if value]:
         raise pytest.UsageError(f"aorta bisect: {given[0]} can't be used in a search; give -n0 or leave it out")
     try:
-        run.bisection = Bisection(task.search, config.rootpath, partial(say, config))
+        run.bisection = Bisection(task.search, config.rootpath, run.say)
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
 

@@ -29,7 +29,16 @@ from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import lowest_sm_clock_mhz, throttled
-from pytest_aorta.result.series import BUFFERS, Parted, SeriesFacts, described, diverged, joined_hashes, series_facts
+from pytest_aorta.result.series import (
+    BUFFERS,
+    Parted,
+    SeriesFacts,
+    are_apart,
+    described,
+    diverged,
+    joined_hashes,
+    series_facts,
+)
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.profiled_steps import (
@@ -69,12 +78,12 @@ def growth(values: Sequence[float], dependent: int = 1) -> float:
         return 0.0
     bounds = [len(values) * number // groups for number in range(groups + 1)]
     medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
-    low, high = slope_bounds(medians, _CONFIDENCE)
+    low, high = _slope_bounds(medians, _CONFIDENCE)
     certain = low if low > 0 else high if high < 0 else 0.0
     return certain * (groups - 1) / median(medians)
 
 
-def slope_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]:
+def _slope_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]:
     """Return the confidence interval of the Theil-Sen slope per value (Sen, J. Am. Stat. Assoc. 63, 1968, eq. 2.6).
 
     ``scipy.stats.theilslopes`` computes the same bits, and importing it takes longer than a warm launch.
@@ -143,6 +152,7 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
             profiled.
         graph_problem: the reason why a rank's step has no graph of streams, or what the graph lacks; empty if neither.
         optimizers: a line on what the series measured; empty if there is nothing to say.
+        apart: whether no rank communicates in its steps.
         replicas: the replicas of parameters that became different.
     """
 
@@ -155,6 +165,7 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
     overlap_problem: Annotated[str, Meta(max_length=1000)] = ""
     graph_problem: str = ""
     optimizers: str = ""
+    apart: bool = False
     replicas: list[Parted] = field(default_factory=list)
 
 
@@ -278,6 +289,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
             late_steps=_late_steps(result),
             overlap_problem=result.overlap_problem,
             graph_problem=next((text for graph in graphs if graph and (text := graph.problem)), ""),
+            apart=are_apart(series, len(optimized)) and not (has_messages or is_simulated),
             optimizers=described(series, len(optimized), has_messages=has_messages, is_simulated=is_simulated),
             replicas=diverged(optimized),
         ),

@@ -76,10 +76,10 @@ def provenance(folder: Path, command: Sequence[str] = (), reference: AnyReferenc
         version = code_version(folder)
     else:
         version = reference.commit, None, None if reference.commit is None else False
-    return Provenance(now, block_id(), *version, stored_command(command))
+    return Provenance(now, block_id(), *version, _stored_command(command))
 
 
-def stored_command(words: Sequence[str]) -> list[str]:
+def _stored_command(words: Sequence[str]) -> list[str]:
     """Return the words of a command line as a result stores them.
 
     At most :data:`MAX_WORDS` words of :data:`MAX_WORD` characters are kept, and ``...`` stands for the rest. Bytes of
@@ -106,10 +106,10 @@ def code_version(folder: Path) -> Version:
         status = git(folder, "--no-optional-locks", "status", *options, limit_s=_GIT_S)
     except (SpecError, OSError):
         return None, None, None
-    return parse_status(status)
+    return _parse_status(status)
 
 
-def parse_status(status: str) -> Version:
+def _parse_status(status: str) -> Version:
     """Return the version that the output of ``git status --porcelain=v2 --branch`` describes."""
     heads = dict(line[2:].split(" ", 1) for line in status.splitlines() if line.startswith("# branch."))
     commit, branch = heads.get("branch.oid"), heads.get("branch.head")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -38,10 +38,6 @@ class Sample:
     in_steps: bool
 
 
-# ``min``, ``median`` and ``max`` of the samples; empty if nothing is known.
-Span: TypeAlias = dict[Annotated[str, Meta(pattern="^(min|median|max)$")], float]
-
-
 class DeviceFacts(Model, frozen=True):
     """The facts of one device during one launch.
 
@@ -50,27 +46,17 @@ class DeviceFacts(Model, frozen=True):
         num_samples: number of samples that the facts summarize.
         in_steps: whether the samples are those of the measured steps; if no sample fell into the steps, the samples
             are those of the whole launch.
-        sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: ``min``, ``median`` and ``max``; empty if not known.
+        sm_clock_mhz: the median of the SM clock; None if unknown.
         throttle_reasons: reason -> fraction of the samples that report the reason.
         max_sm_clock_mhz: the highest SM clock of the device; None if unknown.
-        before: the first reading of the launch.
-        after: the last reading of the launch.
     """
 
     device: Text
     num_samples: Positive
     in_steps: bool
-    sm_clock_mhz: Span
-    memory_clock_mhz: Span
-    power_w: Span
-    temperature_c: Span
+    sm_clock_mhz: NotNegative | None
     throttle_reasons: dict[Name, Annotated[float, Meta(ge=0, le=1)]]
     max_sm_clock_mhz: NotNegative | None
-    before: Reading
-    after: Reading
-
-
-_SENSORS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 
 
 class PlatformFacts(Model, frozen=True):
@@ -79,7 +65,7 @@ class PlatformFacts(Model, frozen=True):
     Attributes:
         source: ``NVML`` or ``amdsmi``.
         problem: the reason why readings are missing or ended early; None if there is none.
-        devices: clocks, power, temperature and throttling of each device, one entry per rank of this host.
+        devices: clock and throttling of each device, one entry per rank of this host.
     """
 
     source: Annotated[str, Meta(pattern="^(NVML|amdsmi)$")]
@@ -99,11 +85,9 @@ def summarize(
             device=name,
             num_samples=len(counted),
             in_steps=any(sample.in_steps for sample in samples),
-            **{name: _span([getattr(sample.readings[number], name) for sample in counted]) for name in _SENSORS},
+            sm_clock_mhz=_median([sample.readings[number].sm_clock_mhz for sample in counted]),
             throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
             max_sm_clock_mhz=max_sm_clock_mhz,
-            before=samples[0].readings[number],
-            after=samples[-1].readings[number],
         )
         for number, (name, max_sm_clock_mhz) in enumerate(zip(names, max_sm_clocks_mhz, strict=True))
     )
@@ -125,13 +109,13 @@ def throttled(facts: PlatformFacts | None) -> list[str]:
 
 def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
     """Return the lowest of the devices' median SM clocks in the measured steps; None if no clock is known."""
-    devices = [device for device in facts.devices if device.in_steps and device.sm_clock_mhz] if facts else []
-    return min((device.sm_clock_mhz["median"] for device in devices), default=None)
+    devices = facts.devices if facts else ()
+    return min((device.sm_clock_mhz for device in devices if device.in_steps and device.sm_clock_mhz), default=None)
 
 
 def _is_held_down(device: DeviceFacts) -> bool:
     """Return whether a power cap is unusual: the clock is very low in the measured steps."""
-    clock, highest = device.sm_clock_mhz.get("median"), device.max_sm_clock_mhz
+    clock, highest = device.sm_clock_mhz, device.max_sm_clock_mhz
     # Outside the steps the device may be idle, which lowers its clock too.
     return bool(device.in_steps and clock and highest and clock < LOW_CLOCK_FRACTION * highest)
 
@@ -139,12 +123,12 @@ def _is_held_down(device: DeviceFacts) -> bool:
 def _clock(device: DeviceFacts) -> str:
     if not device.sm_clock_mhz or device.max_sm_clock_mhz is None:
         return ""
-    return f", SM clock {device.sm_clock_mhz['median']:,.0f} of {device.max_sm_clock_mhz:,.0f} MHz"
+    return f", SM clock {device.sm_clock_mhz:,.0f} of {device.max_sm_clock_mhz:,.0f} MHz"
 
 
-def _span(values: Sequence[float | None]) -> dict[str, float]:
+def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return {"min": min(known), "median": median(known), "max": max(known)} if known else {}
+    return median(known) if known else None
 
 
 def _fractions(reasons: Sequence[tuple[str, ...]]) -> dict[str, float]:

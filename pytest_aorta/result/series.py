@@ -315,6 +315,11 @@ def _thinned(ranks: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return kept if longest else []
 
 
+def are_apart(facts: Sequence[SeriesFacts], num_ranks: int) -> bool:
+    """Return whether several ranks step optimizers, and no step has a collective."""
+    return num_ranks > 1 and bool(facts) and all(one.collectives == 0 for one in facts)
+
+
 def described(
     facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: bool = False, is_simulated: bool = False
 ) -> str:
@@ -328,6 +333,11 @@ def described(
     if len(facts) > 1 or (alone and not has_messages):
         found.append(f"{counted(len(facts), 'optimizer')}: {_listed([str(one) for one in facts])}")
         found += [f"there is no collective in the steps of {_listed(alone)}"] if alone else []
+    if are_apart(facts, num_ranks) and not (has_messages or is_simulated):
+        found.append(
+            "so each rank trains alone: start a process group and wrap the model (DistributedDataParallel, "
+            "fully_shard); transformers' Trainer needs --use_cpu on CPU ranks"
+        )
     # The steps of a workload are not those of an optimizer alone, and their losses are the result's.
     is_observed = any(one.is_main for one in facts)
     if is_observed and not (is_simulated or any(any(one.loss) for one in facts)):

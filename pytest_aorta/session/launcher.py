@@ -146,12 +146,17 @@ class Launcher:
             if plan.copy is not None:
                 self._copy(plan, plan.copy)
             self.test.planned(plan)
+            if self.launches:
+                number, taken_s = len(self.launches), self.launches[-1].outcome.wall_s
+                following = f"launch {number + 1}{f' of {version.name}' if version else ''}"
+                self.session.say(
+                    f"{self.test.record.nodeid}: launch {number} took {taken_s:.1f} s; {following} follows"
+                )
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.launchers.launch(plan)
             on_device = plan.world.device != DeviceKind.CPU
             traces = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ()
             note = LaunchNote(
-                outcome.launcher,
                 outcome.wall_s,
                 traces=traces,
                 folder=str(plan.run_dir),

@@ -105,7 +105,6 @@ class LaunchNote(Model, frozen=True):
     """A launch of a test.
 
     Attributes:
-        launcher: The program that started the ranks; empty if the launch did not end.
         wall_s: Duration in seconds; 0 if the launch did not end.
         has_result: Whether the launch left a valid result.
         traces: Notes on the files that a profiler left.
@@ -113,7 +112,6 @@ class LaunchNote(Model, frozen=True):
         failure: The diagnosis of a launch that failed.
     """
 
-    launcher: str = ""
     wall_s: float = 0.0
     has_result: bool = False
     traces: tuple[str, ...] = ()
@@ -174,9 +172,9 @@ class TestRecord(Model, frozen=True):
 
     @property
     def unshown_findings(self) -> list[list[Verdict]]:
-        """Return the findings, grouped as in :func:`finding_groups`, that the failure does not contain."""
+        """Return the findings, grouped as in :func:`_finding_groups`, that the failure does not contain."""
         shown = {(one.case, metric) for one in self.comparisons for metric in one.failing if self.has_failed}
-        return [rows for rows in finding_groups(self) if shown.isdisjoint((row.case, row.metric) for row in rows)]
+        return [rows for rows in _finding_groups(self) if shown.isdisjoint((row.case, row.metric) for row in rows)]
 
     @property
     def traces(self) -> list[str]:
@@ -322,7 +320,7 @@ def properties(record: TestRecord) -> list[tuple[str, object]]:
     return found
 
 
-def finding_groups(record: TestRecord) -> list[list[Verdict]]:
+def _finding_groups(record: TestRecord) -> list[list[Verdict]]:
     """Return the findings of a test in order; metrics of one comparison that lack a baseline form one group."""
     groups: dict[object, list[Verdict]] = {}
     for number, row in enumerate(record.verdicts):

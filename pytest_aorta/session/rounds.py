@@ -254,10 +254,13 @@ def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
 
 
 def _causes(rows: Sequence[Verdict], *, is_any: bool) -> Iterator[tuple[str, str]]:
-    """Yield the explanations that the verdicts' own lines do not contain; of several metrics, each names its metric."""
+    """Yield the explanations that the verdicts' own lines do not contain, once each; of several, with their metrics."""
+    found: dict[str, list[str]] = {}
     for row in rows:
         if row.detail and not (is_any and (not row.is_compared or row.detail in row.headline)):
-            yield "cause", row.detail if len(rows) == 1 else f"{row.metric}: {row.detail}"
+            found.setdefault(row.detail, []).append(row.metric)
+    for detail, metrics in found.items():
+        yield "cause", detail if len(rows) == 1 else f"{', '.join(metrics)}: {detail}"
 
 
 def _changed(comparison: Comparison) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_aorta.launch.launchers import Launchers, RankLauncher, make_launcher
 from pytest_aorta.launch.leases import LeasedWorld, lease
-from pytest_aorta.launch.watch import StateLine
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.options import LauncherKind, Options
@@ -72,7 +72,7 @@ class Session:
         make_launcher: Callable[[LauncherKind], RankLauncher] = make_launcher,
         *,
         find_devices: Callable[[], list[Device]] | None = None,
-        line: StateLine | None = None,
+        line: SpokenState | None = None,
         say: Callable[[str], None] = _speak,
         bisection: Bisection | None = None,
     ) -> None:

@@ -21,11 +21,13 @@ class Task(Model, frozen=True):
         findings: Path of the file for :class:`Findings`.
         marks: Marker -> its keywords, in front of the test's own; None: any number of tests may be selected, else one.
         search: The search for a commit that the test becomes; None: the test runs as it is.
+        log_fd: The descriptor for lines on launches, in the process that owns the terminal.
     """
 
     findings: str
     marks: dict[str, dict[str, Any]] | None = None
     search: SearchRequest | None = None
+    log_fd: int = 2
 
 
 class Findings(Model, frozen=True):

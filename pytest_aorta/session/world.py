@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -46,14 +46,6 @@ class DistributedWorld:
     def __repr__(self) -> str:
         """Return the name and the platform, which pytest shows above a failure."""
         return f"<{type(self).__name__} on {self.platform}>"
-
-    if not TYPE_CHECKING:  # a type checker would let every attribute pass
-
-        def __getattr__(self, name: str) -> None:
-            """Name the method that replaces one of version 0.1."""
-            is_former = name in ("launch", "launch_script", "launch_command")
-            now = f"; it is {name.replace('launch', 'run')} now" if is_former else ""
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{now}", name=name, obj=self)
 
     def run(self, name: str, /, **config: Any) -> WorkloadResult:
         """Launch a workload with these config keys, and return its validated result.

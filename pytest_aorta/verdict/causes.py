@@ -141,7 +141,9 @@ def notes_on(
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
     late = Note(slow.note(side), NoteKind.CAUSE if slow.idle_ms is not None else NoteKind.EDIT) if slow else None
     found = [*_split_note(rows, launches, others), *notes(launches, others, side)]
-    uncompared = (Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side))
+    uncompared = [Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side)]
+    described = dict.fromkeys((one.optimizers, one.apart) for one in (launch.description for launch in launches))
+    uncompared += [Note(text, NoteKind.WARNING if apart else NoteKind.NOTE) for text, apart in described if text]
     return (
         *((late,) if late else ()),
         *map(Note, found),
@@ -150,7 +152,7 @@ def notes_on(
 
 
 def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
-    """Yield lines on what is not compared, since one side lacks it, and on what was measured."""
+    """Yield lines on what is not compared, since one side lacks it."""
     here, graph = launches[0].costs, launches[0].description.graph_problem
     again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
@@ -165,7 +167,6 @@ def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], 
         yield f"the step's graph of streams does not show {', '.join(unseen)}"
     if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
         yield f"buffers are not compared: the {side} has no hashes of them{again}"
-    yield from dict.fromkeys(text for launch in launches if (text := launch.description.optimizers))
 
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:

@@ -300,6 +300,8 @@ class NoteKind(StrEnum):
     """An explanation of the verdicts."""
     NOTE = "note"
     """What was measured or left out; it explains no verdict."""
+    WARNING = "warning"
+    """What puts in doubt that the test measures what it should."""
 
 
 class Note(Model, frozen=True):

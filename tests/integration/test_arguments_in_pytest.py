@@ -32,8 +32,6 @@ AFTER_A_LAUNCH = [
 MISSPELT = [
     ("workload.run_script('train.py', rec0rd={})", "unexpected keyword argument 'rec0rd'"),
     ("workload.run_command(['python'], env={})", "unexpected keyword argument 'env'"),
-    ("distributed_world.launch('toy')", "DistributedWorld has no attribute 'launch'; it is run now"),
-    ("distributed_world.launch_script('train.py')", "'launch_script'; it is run_script now"),
 ]
 LIST = "allowed is a list with one text per argument"
 SCRIPT = "allowed is a path ending in .py or a dotted module name"

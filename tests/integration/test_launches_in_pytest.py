@@ -138,3 +138,10 @@ def test_run_that_waits_for_the_lease_of_another_says_for_whose(project, workers
     result = project.run_apart(*workers, passed=1)
     releasing.join()
     assert re.search(said, result.stderr.str())
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_log_says_which_launch_of_a_test_follows(project, workers):
+    project.one_test("workload.run('toy'); workload.run('toy')")
+    said = project.run_apart(*workers, passed=1).stderr.str()
+    assert re.search(r"aorta: test_toy.py::test_one: launch 1 took \d+\.\d s; launch 2 follows", said)

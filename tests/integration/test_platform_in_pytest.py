@@ -1,21 +1,14 @@
 """Sensors, profilers and the progress line in a whole session of pytest, with a fake driver and a fake launcher."""
 
-import fcntl
 import json
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 
 import pytest
 
 from tests.unit.fake_drivers import FakeNvml
 
 # The text of the progress line, which is later erased.
-SHOWN = re.compile(r"\x1b\[K\x1b7[^\x1b]*\x1b8")
 SLOW_LAUNCH = ("    prepare_folder(plan)\n", "    prepare_folder(plan)\n    import time\n    time.sleep(1.2)\n")
 
 
@@ -86,25 +79,6 @@ def test_profiled_launch_is_not_recorded_where_a_baseline_is_missing(installed, 
     assert gpu.baseline_files() == []
 
 
-def on_a_terminal(project, *arguments: str, **environ: str) -> str:
-    """Return the output that a session of its own sends to a terminal of 100 columns."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *arguments]
-    env = os.environ | {"TERM": "xterm"} | environ
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=env)
-    os.close(slave)
-    sent = b""
-    try:
-        while chunk := os.read(master, 65536):
-            sent += chunk
-    except OSError:  # the terminal reports that no process writes any more
-        pass
-    assert process.wait(150) == 0, sent.decode()
-    os.close(master)
-    return sent.decode()
-
-
 @pytest.fixture
 def slow(project):
     """The project with a test whose launch takes a second, and which prints."""
@@ -115,12 +89,11 @@ def slow(project):
     return project
 
 
-def test_terminal_shows_the_progress_of_a_launch_and_erases_it(slow):
-    sent = on_a_terminal(slow, "-rP", f"--junitxml={slow.path}/junit.xml")
-    assert re.search(r"\x1b7 toy: 0 of 2 ranks started, \d+ s\x1b8", sent)
-    left = SHOWN.sub("", sent).replace("\x1b[K", "")
-    assert "\x1b" not in left
-    assert re.search(r"test_toy\.py \. +\[100%\]", left)
-    assert "said by the test" in left
-    assert "ranks started" not in left
-    assert "ranks started" not in (slow.path / "junit.xml").read_text()
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_launch_that_takes_long_is_said_and_not_captured(slow, workers):
+    conftest = slow.path / "conftest.py"
+    conftest.write_text(f"{conftest.read_text()}\nfrom pytest_aorta.plugin import run\nrun._SAY_S = 0.0\n")
+    result = slow.run_apart("-rP", f"--junitxml={slow.path}/junit.xml", *workers, passed=1)
+    assert re.search(r"^aorta: toy: 0 of 2 ranks started, \d+ s$", result.stderr.str(), re.MULTILINE)
+    assert "said by the test" in result.stdout.str()
+    assert "ranks started" not in result.stdout.str() + (slow.path / "junit.xml").read_text()

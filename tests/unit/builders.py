@@ -198,8 +198,7 @@ def make_verdict(outcome: Outcome | State, **changes: Any) -> Verdict:
 def ran(count: int, *, failed: int = 0, traces: Sequence[str] = ()) -> tuple[LaunchNote, ...]:
     """Return the launches of a record; the last ``failed`` left no result, and the first has notes on traces."""
     return tuple(
-        LaunchNote("torchrun", 1.0, number < count - failed, tuple(traces) if number == 0 else ())
-        for number in range(count)
+        LaunchNote(1.0, number < count - failed, tuple(traces) if number == 0 else ()) for number in range(count)
     )
 
 

@@ -23,7 +23,7 @@ class FakeNvml:
             super().__init__(text)
             self.value = value
 
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_CLOCK_SM = 1
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 3, 9, 12
 
     NAMES = ("GPU-aaaa-1", "GPU-aabb-2", "MIG-cccc-3")
@@ -86,17 +86,9 @@ class FakeNvml:
         return 1980
 
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
-        if kind == self.NVML_CLOCK_MEM:
-            raise self.NVMLError("Not Supported", self.NVML_ERROR_NOT_SUPPORTED)
-        return 1200 if handle in self.hot else 1980
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         if self.lost:
             raise self.NVMLError("GPU is lost", 15)
-        return 690_500
-
-    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
-        return 61
+        return 1200 if handle in self.hot else 1980
 
 
 class FakeAmdsmi:

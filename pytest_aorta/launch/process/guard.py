@@ -48,7 +48,7 @@ class Guard:
     """One guarded launch; ``guarded.guard_spec`` builds ``spec``.
 
     ``start_agent`` starts the torchrun agent and returns its process id. The guard's child is a keeper, which is the
-    agent's parent and ends as the agent does (:func:`start_keeper`).
+    agent's parent and ends as the agent does (:func:`_start_keeper`).
     """
 
     def __init__(self, spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
@@ -70,7 +70,7 @@ class Guard:
         """Start the agent, wait for a reason to stop, end every process, and return the verdict."""
         began_s = time.monotonic()
         # The keeper stands for the agent: it takes the agent's signals, and ends as the agent does.
-        self.agent_pid = start_keeper(self.start_agent)
+        self.agent_pid = _start_keeper(self.start_agent)
         reason = self.watch(began_s + self.spec["time_limit_s"])
         leftover = sorted(descendants() - {self.agent_pid})
         if reason not in ("exit", "parent_gone"):
@@ -182,7 +182,7 @@ class Guard:
             with suppress(ProcessLookupError):
                 os.kill(self.agent_pid, signal.SIGTERM)
             self.wait_for_none(TERM_S)
-        return kill_descendants(self.reap)
+        return _kill_descendants(self.reap)
 
     def wait_for_none(self, limit_s: float) -> None:
         """Wait until no descendant is left, at most ``limit_s`` seconds."""
@@ -221,7 +221,7 @@ def descendants() -> set[int]:
     return found
 
 
-def kill_descendants(reap: Callable[[], None]) -> list[int]:
+def _kill_descendants(reap: Callable[[], None]) -> list[int]:
     """Kill every descendant of this process, and return those that are left after ``KILL_S`` seconds."""
     deadline_s = time.monotonic() + KILL_S
     while time.monotonic() < deadline_s:
@@ -236,7 +236,7 @@ def kill_descendants(reap: Callable[[], None]) -> list[int]:
     return sorted(descendants())
 
 
-def start_keeper(start_agent: Callable[[], int]) -> int:
+def _start_keeper(start_agent: Callable[[], int]) -> int:
     """Fork the keeper of a launch, a sub-reaper between the guard and the agent, and return its process id.
 
     When the guard is killed, no mark is left on a process with an empty environment and output of its own. The keeper
@@ -265,7 +265,7 @@ def fork(work: Callable[[], int]) -> int:
 
 
 def _keep(guard_pid: int, start_agent: Callable[[], int]) -> int:
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard = os.pidfd_open(guard_pid)
     agent_pid = start_agent()
     signal.signal(signal.SIGTERM, lambda *_: os.kill(agent_pid, signal.SIGTERM))
@@ -280,7 +280,7 @@ def _keep(guard_pid: int, start_agent: Callable[[], int]) -> int:
         if agent not in ready:
             reap_children(agent_pid)
     if agent not in ready:
-        kill_descendants(reap_children)
+        _kill_descendants(reap_children)
         return 1
     code = os.waitstatus_to_exitcode(os.waitpid(agent_pid, 0)[1])
     if code < 0:
@@ -297,14 +297,14 @@ def reap_children(kept_pid: int = 0) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int) -> None:
     """Set an attribute of this process, with a system call that the standard library does not wrap."""
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def die_with(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent dies; exit at once if the parent is dead already."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent died before prctl was called
         os._exit(1)
 
@@ -386,7 +386,7 @@ def write_verdict(spec: dict[str, Any], follow: Callable[[], dict[str, Any]]) ->
     """Write the verdict that ``follow`` returns to the spec's pipe, in a process that no terminal's signal ends."""
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
         os.set_inheritable(inherited, False)
     verdict = follow()

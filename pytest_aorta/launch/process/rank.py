@@ -54,7 +54,7 @@ _kept: list[BaseException] = []
 def main(run_dir: Path) -> None:
     """Run this rank's part of the plan, and leave as Python does up to the point at which it would free objects."""
     plan = read_plan(run_dir / names.PLAN_FILE)
-    take_simulated_rank(plan.world, os.environ)
+    _take_simulated_rank(plan.world, os.environ)
     folder = names.rank_folder(run_dir, os.environ["RANK"])
     # The guard and the agent may have died while Python was starting: then no other process would end this rank.
     die_with(int(os.environ.pop(variables.AGENT_PID, os.getppid())))
@@ -130,7 +130,7 @@ def _give_up(folder: Path | None) -> None:
     os._exit(1)
 
 
-def take_simulated_rank(world: World, environ: MutableMapping[str, str]) -> None:
+def _take_simulated_rank(world: World, environ: MutableMapping[str, str]) -> None:
     """Replace the number of this process, which its agent has set, by the rank of a simulated world; else do nothing.
 
     The simulated world is one host.

@@ -3,9 +3,7 @@
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -29,31 +27,28 @@ def render(report: Report) -> str:
         for index, test in enumerate(tests)
         for number, case in enumerate(test.cases)
     }
-    return rendered(
-        "page",
-        ["charts.js", "page.js"],
-        report=report,
-        tests=tests,
-        places=places,
-        is_alone=sum(test.record.has_failed for test in tests) == 1,
-        plots=plots,
-        outcomes=Counter(record.outcome for record in sorted(report.final, key=lambda record: not record.has_failed)),
-        verdicts=[(label, verdicts[label]) for label in rows.SEVERITY if verdicts[label]],
-        shown_outcomes=[label for label in rows.SEVERITY if label in shown],
-        rows=rows,
-        metrics=METRICS,
+    # The template escapes values and fails where a value is missing.
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            report=report,
+            tests=tests,
+            places=places,
+            is_alone=sum(test.record.has_failed for test in tests) == 1,
+            plots=plots,
+            outcomes=Counter(
+                record.outcome for record in sorted(report.final, key=lambda record: not record.has_failed)
+            ),
+            verdicts=[(label, verdicts[label]) for label in rows.SEVERITY if verdicts[label]],
+            shown_outcomes=[label for label in rows.SEVERITY if label in shown],
+            rows=rows,
+            metrics=METRICS,
+            style=_asset("vendor/uPlot.min.css") + _asset("page.css"),
+            library=_asset("vendor/uPlot.iife.min.js"),
+            script="".join(map(_asset, ("shared.js", "charts.js", "page.js"))),
+        )
     )
-
-
-def rendered(name: str, scripts: Sequence[str], **values: Any) -> str:
-    """Return the page of the template ``{name}.html.jinja``, with its scripts, style and ``values`` in it.
-
-    The template escapes values and fails where a value is missing.
-    """
-    style, library = _asset("vendor/uPlot.min.css") + _asset("page.css"), _asset("vendor/uPlot.iife.min.js")
-    script = "".join(map(_asset, ["shared.js", *scripts]))
-    template = _environment().get_template(f"{name}.html.jinja")
-    return template.render(values, style=style, library=library, script=script)
 
 
 @functools.cache

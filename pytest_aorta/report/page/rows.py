@@ -331,9 +331,9 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     }
 
 
-def encoded(values: npt.ArrayLike, kind: str = "<f4") -> str:
-    """Return the values as numbers of a kind, little-endian float32, in base64."""
-    return base64.b64encode(np.asarray(values, dtype=kind).tobytes()).decode("ascii")
+def _encoded(values: npt.ArrayLike) -> str:
+    """Return the values as little-endian float32 numbers in base64."""
+    return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
 
 
 def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
@@ -345,8 +345,7 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
         "side": side,
         "number": launch.number,
         "block": block,
-        "num_steps": times_ms.shape[1],
-        "ranks": [encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
+        "ranks": [_encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
     }
 
 
@@ -383,7 +382,6 @@ def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Seq
         "middle": [middle_of(values, is_relative=True) for values in zip(*curves, strict=True)],
         "high": np.max(curves, axis=0).tolist(),
         "p50": _rounded([min(p50s), middle_of(p50s, is_relative=True), max(p50s)]),
-        "launches": len(curves),
     }
 
 

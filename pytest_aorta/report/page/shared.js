@@ -1,5 +1,5 @@
 "use strict";
-// Shared by the report and the pages of a history.
+// The theme, and plots that fit the window.
 
 // The theme is the system's unless the reader chooses another with the button #theme; colors of drawings are custom
 // properties of the style, so drawings have to be drawn again after a change.

@@ -143,20 +143,20 @@ def events_and_boundaries(trace: Mapping[str, Any]) -> tuple[list[Event], list[E
     Raises:
         ValueError: The trace has fewer than two boundaries.
     """
-    events = with_duration(trace)
+    events = _with_duration(trace)
     marks = sorted((event for event in events if event["name"] == BOUNDARY and is_annotation(event)), key=begin_of)
     if len(marks) < 2:
         raise ValueError(f"the trace has {len(marks)} annotations {BOUNDARY!r}; at least two are needed for a step")
     return events, marks
 
 
-def with_duration(trace: Mapping[str, Any]) -> list[Event]:
+def _with_duration(trace: Mapping[str, Any]) -> list[Event]:
     """Return the events that have a duration, with arguments; an event without arguments gets empty ones."""
     events = (event for event in trace["traceEvents"] if event.get("ph") == "X")
     return [event if "args" in event else {**event, "args": {}} for event in events]
 
 
-def boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]:
+def _boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]:
     """Return each boundary's own kernel on the device, which runs in order on the training stream.
 
     Raises:
@@ -195,7 +195,7 @@ def steps_alone(trace: Mapping[str, Any], *, on_device: bool) -> dict[str, Any]:
     """Return the trace without events outside the boundaries, such as the ranks' barrier and the profiler itself."""
     events, marks = events_and_boundaries(trace)
     host = begin_of(marks[0]), end_of(marks[-1])
-    edges = [begin_of(kernel) for kernel in boundary_kernels(events, marks)] if on_device else host
+    edges = [begin_of(kernel) for kernel in _boundary_kernels(events, marks)] if on_device else host
 
     def is_of_steps(event: Event) -> bool:
         if "ts" not in event or event.get("ph") == "M":
@@ -261,7 +261,7 @@ def end_of(event: Event) -> int:
     return begin_of(event) + max(0, round(float(event["dur"]) * 1000))
 
 
-def duration_of(event: Event) -> int:
+def _duration_of(event: Event) -> int:
     """Return the duration in nanoseconds."""
     return end_of(event) - begin_of(event)
 
@@ -351,7 +351,7 @@ def kind_of(kernel: Event) -> Collective:
     return collective_of(str(kernel["args"].get("Collective name", "")), kernel["name"])
 
 
-def call_of(kernel: Event) -> Call:
+def _call_of(kernel: Event) -> Call:
     """Return the call that a kernel served, as far as the trace has host events that show it."""
     args = kernel["args"]
     parts = [str(args[key]) for key in ("Process Group Name", "Process Group Ranks") if args.get(key) is not None]
@@ -439,7 +439,7 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
             has the name of the boundary's.
     """
     events, marks = events_and_boundaries(trace)
-    kernels = boundary_kernels(events, marks)
+    kernels = _boundary_kernels(events, marks)
     name = str(kernels[0]["name"])
     if sum(event["name"] == name for event in events if is_on_device(event)) != len(marks):
         raise ValueError(
@@ -448,7 +448,7 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
         )
     names = _serving_names(events)
     inside = _communication_by_stream(events, names, [begin_of(kernel) for kernel in kernels])
-    calls = {stream: [(kernel["name"], call_of(kernel)) for kernel in rows] for stream, rows in inside.items()}
+    calls = {stream: [(kernel["name"], _call_of(kernel)) for kernel in rows] for stream, rows in inside.items()}
     return LearnedStep(name, calls, names)
 
 
@@ -467,7 +467,7 @@ def overlap_of_device(
     Raises:
         ValueError: The trace does not have ``num_steps`` + 1 boundaries.
     """
-    events = with_duration(trace)
+    events = _with_duration(trace)
     edges = sorted(begin_of(event) for event in events if is_on_device(event) and event["name"] == step.boundary)
     if len(edges) != num_steps + 1:
         raise ValueError(f"the profiler lost activity: {len(edges)} kernels {step.boundary} between {num_steps} steps")
@@ -475,14 +475,14 @@ def overlap_of_device(
     for stream, kernels in _communication_by_stream(events, step.names, edges).items():
         expected = step.communication.get(stream, []) * num_steps
         is_repeated = [kernel["name"] for kernel in kernels] == [name for name, _ in expected]
-        of_stream = [call for _, call in expected] if is_repeated else [call_of(kernel) for kernel in kernels]
+        of_stream = [call for _, call in expected] if is_repeated else [_call_of(kernel) for kernel in kernels]
         calls |= {id(kernel): call for kernel, call in zip(kernels, of_stream, strict=True)}
     inside = [event for event in sorted(filter(is_on_device, events), key=begin_of) if is_within(event, edges)]
-    durations = [(_family(event, calls), duration_of(event)) for event in inside if event["name"] != step.boundary]
+    durations = [(_family(event, calls), _duration_of(event)) for event in inside if event["name"] != step.boundary]
     served = [event for event in inside if id(event) in calls]
     kinds = {number: call.kind for number, call in calls.items()}
     lanes = _lanes(events, step.names, kinds, _waits_ns(served, calls, waits_ms))
-    return _capture_of(edges, lanes, durations, ((calls[id(event)], duration_of(event)) for event in served))
+    return _capture_of(edges, lanes, durations, ((calls[id(event)], _duration_of(event)) for event in served))
 
 
 def _waits_ns(
@@ -580,9 +580,9 @@ def overlap_of_cpu(trace: Mapping[str, Any]) -> Profile:
     works = _gloo_works(events, operators)
     gloo = [(kind, work) for kind, work in works if is_within(work, edges)]
     durations = [(name[:MAX_NAME], own_ns) for name, own_ns in _own_times(operators, edges)]
-    durations += [(f"{GLOO}{kind}", duration_of(work)) for kind, work in gloo]
+    durations += [(f"{GLOO}{kind}", _duration_of(work)) for kind, work in gloo]
     lanes = _operator_lanes(operators) | _unions((kind, span_of(work)) for kind, work in works)
-    served = ((Call(kind, "", None, None), duration_of(work)) for kind, work in gloo)
+    served = ((Call(kind, "", None, None), _duration_of(work)) for kind, work in gloo)
     return _capture_of(edges, lanes, durations, served)
 
 
@@ -597,9 +597,9 @@ def _own_times(operators: Sequence[Event], edges: list[int]) -> list[tuple[str, 
         while callers and end_of(callers[-1]) <= begin_of(event):
             callers.pop()
         if callers:
-            own_ns[id(callers[-1])] -= duration_of(event)
+            own_ns[id(callers[-1])] -= _duration_of(event)
         callers.append(event)
-        own_ns[id(event)] = duration_of(event)
+        own_ns[id(event)] = _duration_of(event)
     return [
         (event["name"], max(0, own_ns[id(event)]))
         for event in operators

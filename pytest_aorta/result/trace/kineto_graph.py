@@ -95,7 +95,8 @@ def graph_of_step(
     ``is_view`` is whether an operator of this name returns its argument without reading it.
     """
     marks = [event for event in inside if is_annotation(event)]
-    said = [event for event in marks if event["name"].startswith(MARK)]
+    # A trace has the events of one thread after those of another.
+    said = sorted((event for event in marks if event["name"].startswith(MARK)), key=begin_of)
     if not said:
         return StepGraph(problem="the streams of the step were not marked")
     compute = _compute(operators, requests, flops_of, is_view)

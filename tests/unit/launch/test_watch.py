@@ -128,7 +128,7 @@ def test_failing_driver_leaves_earlier_samples_and_the_reason(tmp_path, monkeypa
     assert facts.problem == "NVML: GPU is lost"
     assert facts.devices[0].num_samples == 2
     assert sensors.closed
-    # The progress line continues without the sensors.
+    # The state is shown without the sensors.
     assert len(line.states) >= 5
 
 
@@ -166,3 +166,20 @@ def test_command_says_every_ten_seconds_what_each_launch_waits_for(capsys):
         "aorta: train.py: 1 of 2 ranks started, 20 s",
         "aorta: train.py: 2 ranks, step 7, 10 s",
     ]
+
+
+STATE = LaunchState("fsdp", 2, started=2, steps=57, total_steps=100, done=0, elapsed_s=12.4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "fsdp: 2 ranks, step 57 of 100, 12 s"),
+        ({"total_steps": None}, "fsdp: 2 ranks, step 57, 12 s"),
+        ({"started": 1, "steps": 0}, "fsdp: 1 of 2 ranks started, 12 s"),
+        ({"steps": 0}, "fsdp: 2 ranks, before the first measured step, 12 s"),
+        ({"done": 1}, "fsdp: 2 ranks, 1 done, 12 s"),
+    ],
+)
+def test_text_says_step_ranks_and_elapsed_seconds(changes, text):
+    assert replace(STATE, **changes).text == text

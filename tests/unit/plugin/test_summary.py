@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.plugin.summary import summary_lines
 from pytest_aorta.session.record import Comparison, TestRecord, totals
+from pytest_aorta.verdict.causes import notes_on
 from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -74,6 +75,13 @@ def test_what_a_failure_does_not_say_or_pytest_does_not_print_has_a_line(outcome
 
 def test_notes_that_only_verbosity_shows_are_counted():
     assert summary_lines([record(PASS, notes=["a", "b"])])[-1].endswith(" [-v for 2 notes]")
+
+
+def test_ranks_that_never_communicate_are_a_warning_without_verbosity():
+    notes = notes_on([], [make_facts(optimizers="each rank trains alone", apart=True)], [], "baseline")[0]
+    warning, last = summary_lines([record(PASS).replace(comparisons=(Comparison("case", rows=(PASS,), notes=notes),))])
+    assert (warning.partition(":")[0], warning.endswith("each rank trains alone")) == ("WARNING", True)
+    assert "[-v" not in last
 
 
 def test_metrics_without_a_baseline_share_a_line_per_comparison():

@@ -60,7 +60,6 @@ COMPARISON = st.builds(
 )
 LAUNCH = st.builds(
     LaunchNote,
-    launcher=st.just("torchrun"),
     wall_s=st.floats(0, 1e6),
     has_result=st.booleans(),
     traces=st.lists(st.text(), max_size=1).map(tuple),

@@ -227,6 +227,18 @@ def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
     assert measured.startswith("  measured")
 
 
+def test_cause_that_several_metrics_share_is_said_once():
+    why = "6 of 6 collectives have nothing to hide under, 2 before"
+    names = {"scheduled_step_ms": why, "scheduled_overlap_ratio": why, "flops": "+ aten::mm x 1"}
+    rows = [make_verdict(Outcome.REGRESSION, metric=name, detail=detail) for name, detail in names.items()]
+    lines = comparison_text(compared("case", make_facts()), rows).splitlines()
+    causes = [line.strip() for line in lines if line.startswith("  cause")]
+    assert causes == [
+        f"cause     scheduled_step_ms, scheduled_overlap_ratio: {why}",
+        "cause     flops: + aten::mm x 1",
+    ]
+
+
 def test_cost_that_went_down_stands_beside_a_regression_as_it_may_be_its_cause():
     gone = "all_reduce float32 over 2 ranks 1 -> 0 a step"
     fewer = make_verdict(Outcome.CHANGED, metric="collectives", baseline=5, value=4, delta=-0.2, detail=gone)

@@ -215,7 +215,7 @@ STEADY = launches_near(10.0, 10)
 
 
 def hot_facts() -> PlatformFacts:
-    hot = Reading(1200, 3201, 400, 88, ("hw_thermal_slowdown",))
+    hot = Reading(1200, ("hw_thermal_slowdown",))
     samples = [Sample((Reading(1900), reading), True) for reading in [hot] * 2 + [Reading(1200)] * 3]
     return PlatformFacts("NVML", None, summarize(["0", "1"], [1980.0] * 2, samples))
 
