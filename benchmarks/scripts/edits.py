@@ -66,6 +66,8 @@ def rows(name: str, edits: dict[str, dict[str, object]], folder: Path) -> Iterat
         file.write_text(fault.planted(source), encoding="utf-8")
         code, output, seconds = run(folder, "pytest")
         file.write_text(source, encoding="utf-8")
+        if code > 1:
+            raise RuntimeError(f"{name}: {change}: exit code {code}: {output[-2000:]}")
         first = next((line[1:].strip() for line in output.splitlines() if line.startswith("E ")), "")
         says = first.removeprefix("pytest_aorta.ComparisonFailed: ")
         is_sentence = bool(says) and not re.match(r"(Regression|Missing|Inconclusive|Improved|Not applicable)\b", says)

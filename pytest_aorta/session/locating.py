@@ -75,9 +75,8 @@ def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) ->
 def _on_weights(running: RunningComparison, kind: str, launched: Mapping[Side, LaunchFacts]) -> str:
     """Return which ``kind`` of tensors differs first, by launches with the hashes of every step."""
     there = launched.get(Side.REFERENCE) or max(running.old.center_launches if running.old else (), key=_num_hashes)
-    where = first_other_weights(launched[Side.CANDIDATE].series, there.series, kind)
-    same = f"no {kind} differ, so launches of the same code differ"
-    return f"launched once more with hashes of every step: {where or same}"
+    same = f"launched once more with hashes of every step, no {kind} differ, so launches of the same code differ"
+    return first_other_weights(launched[Side.CANDIDATE].series, there.series, kind) or same
 
 
 def _num_hashes(facts: LaunchFacts) -> int:

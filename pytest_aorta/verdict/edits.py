@@ -139,7 +139,7 @@ def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _F
             place = place_of(launches, others, rank, cost, name, after - before)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
-            yield 1, f"{place}: " * bool(place) + text.format(name=name, before=before, after=after) + follows
+            yield 1, text.format(name=name, before=before, after=after) + f" in {place}" * bool(place) + follows
     flops = _parts(launches, others, Cost.FLOPS)
     ratios = {f"{after / before:.5g}" for *_, before, after in flops if before}
     if len(ratios) == 1 and len(flops) == len(launches[-1].costs[0].costs.flops):

@@ -453,7 +453,7 @@ def test_changed_cost_is_named_with_its_new_line_by_the_launch_that_failed(proje
     project.plant(costs=COSTS | {"places": known})
     project.run("--update-baselines", passed=1)
     project.plant(costs=COPIES | {"places": known | {"host_copies": {"aten::_local_scalar_dense": {LINE: 1}}}})
-    reads = f"{LINE}: the host reads a value 0 -> 1 times a step (.item(), print, float)"
+    reads = f"the host reads a value 0 -> 1 times a step (.item(), print, float) in {LINE}"
     lines = [f"E  *{reads}", f"E  *cause     + aten::_local_scalar_dense x 1 ({LINE})", "aorta: *, 1 launch*"]
     project.run(shows=lines, failed=1)
 
