@@ -31,7 +31,7 @@ _HEADS = ("planted", "found", "launches", "seconds")
 _FOUND, _MISSED, _NOT_COVERED = "yes", "NO", "not covered"
 _MAX_REASON = 400
 _DECIDED = (Outcome.PASS, Outcome.IMPROVED, Outcome.INCONCLUSIVE)
-_TIMES = ("step_time_p10", "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
+_TIMES = ("late_rank_ms", "step_time_p10", "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
 _NUMBERS = ("weight_hash", "final_loss")
 _NO_BACKWARD = "torch.autograd.backward was not called in step 2"
 

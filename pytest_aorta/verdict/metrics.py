@@ -546,7 +546,7 @@ def format_value(value: Value, unit: str, *, exact: bool = False) -> str:
     if isinstance(value, str):
         return value[:12]
     if exact:
-        return f"{value:,.0f} {unit}".rstrip() if value.is_integer() else f"{value:.17g} {unit}".rstrip()
+        return f"{value:,.0f} {unit}".rstrip() if value.is_integer() else f"{value!r} {unit}".rstrip()
     if unit == "B":
         return f"{value / 2**20:.5g} MiB"
     digits = f"{value:.4g}" if value == 0 or 1e-3 <= math.fabs(value) < 1e5 else f"{value:.3e}"

@@ -273,11 +273,14 @@ class _Reader:
         used = sorted({0, *(node.stream for node in self._nodes)})
         collectives = [node for node in self._nodes if node.work is Work.COLLECTIVE]
         kinds = {stream: {one.name for one in collectives if one.stream == stream} for stream in used}
+        marked = dict(zip(self._streams.values(), self._streams, strict=True))
         names = [
             "compute"
             if stream == 0
             else next(iter(kinds[stream])).replace("_", "-")
             if len(kinds[stream]) == 1
+            else marked[stream]
+            if " " in marked[stream]
             else f"stream {number}"
             for number, stream in enumerate(used)
         ]
