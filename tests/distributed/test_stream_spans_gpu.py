@@ -37,7 +37,7 @@ def test_profiled_ratio_of_ranking_does_not_depend_on_the_host(workload, capture
     assert first == pytest.approx(second, abs=0.03)
 
 
-@pytest.mark.world(size=1, device="cuda", warm=True)
+@pytest.mark.world(size=1, device="cuda", warm=True, simulated=False)
 def test_events_and_profiler_agree_on_copies_beside_products(workload, captured_steps, config_of):
     result = workload.run("copy_compute", **config_of("copy") | STEPS)
     for steps, profiled in zip(captured_steps(result), result.overlap, strict=True):

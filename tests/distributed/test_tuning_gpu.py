@@ -69,7 +69,7 @@ def test_one_hardware_queue_loses_overlap(workload, config_of):
     assert set(regression.value.metrics) == {"overlap_ratio"}
 
 
-@pytest.mark.world(size=1, device="cuda", warm=True)
+@pytest.mark.world(size=1, device="cuda", warm=True, simulated=False)
 @pytest.mark.parametrize("kind", ["h2d", "d2h"])
 def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workload, config_of, kind):
     config = config_of("copy") | {"steps": 20, "copy_kind": kind}
@@ -78,7 +78,7 @@ def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workl
     assert max(map(abs, in_line.rank_metrics["overlap_saving"])) < 0.05
 
 
-@pytest.mark.world(size=1, device="cuda", warm=True)
+@pytest.mark.world(size=1, device="cuda", warm=True, simulated=False)
 def test_priority_that_the_device_lacks_is_reported(workload, config_of):
     with pytest.raises(LaunchError, match=r"priority is -99; allowed on this device is -\d+ to 0"):
         workload.run("copy_compute", **config_of("copy") | {"priority": -99})
