@@ -96,3 +96,39 @@ def test_graph_is_that_of_any_number_of_ranks(workload, tmp_path, name, size):
     assert {node.group_size for node in costs.graph.nodes if node.work is Work.COLLECTIVE} == {size}
     played = play(costs.graph)
     assert (played.serialized, played.collectives) == (serialized, collectives)
+
+
+SUITE = """
+import pytest
+
+@pytest.mark.overlap
+@pytest.mark.world(size=8)
+def test_train(workload):
+    workload.check(workload.run_script("train.py"))
+"""
+SIMULATED = ("-m", "overlap", "--aorta-gpus=8", "--aorta-without-gpus=simulate", "--aorta-baselines=baselines")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FSDP2, no prefetch",
+        pytest.param("FSDP2, gathers wait", marks=pytest.mark.extended),
+        pytest.param("FSDP2, in line", marks=pytest.mark.extended),
+    ],
+)
+def test_suite_for_eight_gpus_finds_lost_overlap_without_one(pytester, inner, name):
+    def write(program):
+        make, after, *_ = PROGRAMS[program]
+        (pytester.path / "train.py").write_text(START.replace("MAKE", make).replace("AFTER", after))
+
+    write("FSDP2")
+    inner(SUITE, *SIMULATED, "--update-baselines").assert_outcomes(passed=1)
+    inner(SUITE, *SIMULATED).assert_outcomes(passed=1)
+    write(name)
+    result = inner(SUITE, *SIMULATED)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E  *serialized_collectives * (2 -> *", "E * of 18 collectives have nothing to hide under, 2 before: *"]
+    )
+    result.stdout.no_fnmatch_line("*2 launches*")
