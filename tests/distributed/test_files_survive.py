@@ -228,7 +228,7 @@ class EndedGuard:
 
 
 def test_results_folder_that_is_lost_while_ranks_run_hides_no_verdict(tmp_path):
-    verdict = {"reason": "exit", "agent_status": 1, "stopped": [], "survivors": [], "began_ns": 0, "wall_s": 1.0}
+    verdict = {"reason": "exit", "agent_status": 1, "stopped": [], "survivors": [], "wall_s": 1.0}
 
     def start_guard(plan, environ, lifeline_fd, verdict_fd):
         shutil.rmtree(plan.run_dir)

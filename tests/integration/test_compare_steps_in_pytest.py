@@ -34,7 +34,7 @@ def test_first_difference_fails_with_step_metric_and_config(paired):
         "E  *Regression: loss (0.5 -> 0.25, limit exact)",
         "E  *Regression: weight_hash (333333333333 -> ffffffffffff, limit exact)",
         "E  *measured  toy on cpu-x2-gloo, 4 steps",
-        "E  *cause     loss: first in step 4, in 1 of 4 steps",
+        "E  *cause     loss, grad_norm: first in step 4, in 1 of 4 steps",
         "E  *cause     weight_hash: first in step 3, in 2 of 4 steps",
         "E  *cause     config: fault is *, the reference's {}",
         "E  *cause     first difference: step 3, weight_hash",

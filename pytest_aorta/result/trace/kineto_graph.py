@@ -3,9 +3,10 @@
 The graph is that of a device, on CPU ranks too. There, a collective that the host does not wait for runs on a stream of
 its process group's communicator, after what its stream had to do when it was requested, and other collectives run on
 the current stream. A communicator runs its collectives in their order (https://github.com/pytorch/pytorch/issues/177011).
-Code in C++ waits without a mark: DDP's reducer for its all-reduces at the end of the backward pass. The wait of a
-functional collective is an operator without the identity of its tensor, so it waits for the earliest collective that
-has such a result and was not waited for. A value that the host reads makes all that follows wait.
+Code in C++ waits without a mark: DDP's reducer for its all-reduces at the end of the backward pass, and for broadcasts
+of buffers at once. The wait of a functional collective is an operator without the identity of its tensor, so it waits
+for the earliest collective that has such a result and was not waited for. A value that the host reads makes all that
+follows wait.
 
 Of compute, operators with a formula are nodes, and outside these the outermost operators that read or write memory:
 their bytes are those of their tensors and of one result as large as the largest.
@@ -245,6 +246,9 @@ class _Reader:
             self._functional.append(_Functional(node, one.results))
         elif not self._waited.intersection(works) and self._is_backward(one.event):
             self._reduced.add(node)
+            return
+        elif not works or one.kind == "broadcast":  # DDP's of buffers, which it waits for at once
+            self._wait(current, node)
             return
         self._not_waited.add(node)
 
