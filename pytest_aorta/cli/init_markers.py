@@ -52,7 +52,7 @@ def fitted(pair: Pair, world: World) -> Fit:
     costs, of_costs = _costs(facts)
     said.append(of_costs)
     if first.description.overlap_problem:
-        said.append(f"overlap is not compared: {first.description.overlap_problem}")
+        said.append(f"measured overlap is not compared: {first.description.overlap_problem}")
     if first.num_steps != second.num_steps:
         said.append(
             f"a launch measured {first.num_steps} steps and the next {second.num_steps}, so the test fails: have the "

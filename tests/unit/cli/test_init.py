@@ -147,7 +147,7 @@ def test_what_a_script_lacks_is_said_and_seeds_are_not_tried(folder, launches, c
     assert "next: " not in shown
     for note in (
         "weights are not compared",
-        "overlap is not compared: run 13",
+        "measured overlap is not compared: run 13",
         "costs of a step are not compared: no",
         "nothing is compared, so the test fails: have the script call recorder.start(warmup=2)",
     ):
