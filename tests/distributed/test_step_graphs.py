@@ -72,8 +72,14 @@ PROGRAMS = {
 }
 
 
+# The others run nightly.
+OFTEN = ("FSDP2", "FSDP2, gathers wait", "DDP", "by hand in backward", "FSDP1")
+
+
 @pytest.mark.world(size=2)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.extended) for name in PROGRAMS]
+)
 def test_collectives_that_compute_can_not_hide_are_counted(workload, tmp_path, name):
     make, after, serialized, collectives = PROGRAMS[name]
     (script := tmp_path / "train.py").write_text(START.replace("MAKE", make).replace("AFTER", after))
@@ -85,7 +91,7 @@ def test_collectives_that_compute_can_not_hide_are_counted(workload, tmp_path, n
     assert (played.serialized, played.collectives) == (serialized, collectives), name
 
 
-@pytest.mark.parametrize("name", ["FSDP2", "DDP"])
+@pytest.mark.parametrize("name", ["FSDP2", pytest.param("DDP", marks=pytest.mark.extended)])
 @pytest.mark.parametrize(
     "size", [pytest.param(size, marks=pytest.mark.world(size=size, simulated=(0,))) for size in (8, 1024)]
 )
