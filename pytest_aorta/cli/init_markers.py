@@ -21,7 +21,7 @@ _TOLERANCES = (0.02, 0.05, 0.1, 0.2)
 
 @dataclass(frozen=True)
 class Fit:
-    """What a test compares that fits two launches.
+    """The comparisons of a test that fit two launches.
 
     Attributes:
         markers: Markers of the test.

@@ -187,7 +187,7 @@ class WorkloadSpec(Declaration, frozen=True, kw_only=True):
 
     @property
     def is_of_aorta(self) -> bool:
-        """Whether the class has AORTA's contract: no file declares its config keys, and any key is passed on."""
+        """True if the class has AORTA's contract: no file declares its config keys, and any key is passed on."""
         return self.module is not None and ":" in self.module
 
     def declared_in(self, key: str) -> Path:

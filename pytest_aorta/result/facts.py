@@ -138,7 +138,7 @@ STEP_TIMES = ("max", "mean", "p50", "p99", "tail5")
 
 
 class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
-    """What explains the facts of a launch to a reader: notes and reasons name it, and no metric is made of it.
+    """The explanation of a launch's facts to a reader: notes and reasons name it, and no metric is made of it.
 
     Attributes:
         step_time_growth: relative growth of the step time within the launch that noise does not explain.

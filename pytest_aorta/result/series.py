@@ -45,7 +45,7 @@ PARAMETERS, BUFFERS = "weights", "buffers"
 
 
 class Setting(Model, frozen=True, omit_defaults=True):
-    """What an optimizer's steps train with, such as a hyperparameter or the shape of the batch.
+    """A setting that an optimizer's steps train with, such as a hyperparameter or the shape of the batch.
 
     Attributes:
         name: what it is; a hyperparameter's name is that of torch.

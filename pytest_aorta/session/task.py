@@ -31,7 +31,7 @@ class Task(Model, frozen=True):
 
 
 class Findings(Model, frozen=True):
-    """What a run of pytest with a task leaves.
+    """The findings of a run of pytest with a task.
 
     Attributes:
         records: The records of all tests.

@@ -265,7 +265,7 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, fold
 
 
 class _LocatedKind(NamedTuple):
-    """Whether tensors of a kind differ in a step, and a line on which do."""
+    """The comparison of a kind of tensors in a step, and a line on which of them differ."""
 
     differs: bool
     text: str

@@ -299,9 +299,9 @@ class NoteKind(StrEnum):
     CAUSE = "cause"
     """An explanation of the verdicts."""
     NOTE = "note"
-    """What was measured or left out; it explains no verdict."""
+    """A line on what was measured or left out; it explains no verdict."""
     WARNING = "warning"
-    """What puts in doubt that the test measures what it should."""
+    """A line on what puts in doubt that the test measures what it should."""
 
 
 class Note(Model, frozen=True):

@@ -19,7 +19,7 @@ _LAST_LINES = 5
 
 
 class Absence:
-    """What shows why no step was measured.
+    """The signs of why no step was measured.
 
     Attributes:
         has_optimizer: Whether the script has made an optimizer.

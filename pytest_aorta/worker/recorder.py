@@ -122,7 +122,7 @@ class BracketedSteps:
 
 
 class Recording:
-    """What this rank records: the harness begins and ends it, and a script adds to it through its :class:`Recorder`.
+    """The record of this rank: the harness begins and ends it, and a script adds to it through its :class:`Recorder`.
 
     Attributes:
         values: What the script has recorded itself.

@@ -314,7 +314,7 @@ def children() -> set[str]:
 
 
 class _Answer(NamedTuple):
-    """What a forked child has found: what its task does that a fork would lose, or why the task has failed."""
+    """The findings of a forked child: what its task does that a fork would lose, or why the task has failed."""
 
     effect: str = ""
     error: str = ""
