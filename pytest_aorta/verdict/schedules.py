@@ -54,7 +54,7 @@ def _by_rank(facts: LaunchFacts) -> dict[int, Schedule]:
 def is_unchanged(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> bool:
     """Return whether all launches have schedules, and the same ones; what explains them is not looked at."""
     first, *further = (
-        {rank: _values(schedule) for rank, schedule in _by_rank(facts).items()} for facts in (*launches, *others)
+        {rank: schedule.values for rank, schedule in _by_rank(facts).items()} for facts in (*launches, *others)
     )
     return bool(first) and all(other == first for other in further)
 
@@ -66,7 +66,7 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
     """
     after, before = _by_rank(launches[-1]), _by_rank(others[0])
     both = [(after[one], before[one]) for one in after if one in before and rank in (None, one)]
-    here, there = next((pair for pair in both if _values(pair[0]) != _values(pair[1])), (None, None))
+    here, there = next((pair for pair in both if pair[0].values != pair[1].values), (None, None))
     if here is None or there is None:
         return ""
     known = _numbered(there.issued)
@@ -80,11 +80,6 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
     texts = [_text(changes) for changes in sorted(groups.values(), key=len, reverse=True)[:_MOST_NAMED]]
     counts = f"{here.serialized} of {counted(here.collectives, 'collective')} have nothing to hide under, "
     return f"{counts}{there.serialized} before" + (f": {'; '.join(texts)}" if texts else "")
-
-
-def _values(schedule: Schedule) -> Schedule:
-    """Return the values of a schedule, without what explains them."""
-    return schedule.values
 
 
 def _numbered(issued: Sequence[Issued]) -> dict[tuple[str, str, int], Issued]:

@@ -236,6 +236,16 @@ def works_of_gloo(events: Iterable[Event]) -> list[Event]:
     return sorted((one for one in events if one["name"].startswith("gloo:") and is_annotation(one)), key=begin_of)
 
 
+def tensors_of(args: Mapping[str, Any]) -> list[tuple[str, list[list[int]]]]:
+    """Return the type and shapes of each argument that is a tensor, or a list of tensors, whose type is empty."""
+    given = zip(args.get("Input type", ()), args.get("Input Dims", ()), strict=False)
+    return [
+        ("", [*dims]) if kind == "TensorList" else (str(kind), [dims])
+        for kind, dims in given
+        if kind not in ("", "Scalar", "ScalarList")
+    ]
+
+
 def is_on_device(event: Event) -> bool:
     """Return True for a kernel, copy or memset."""
     return event.get("cat") in _DEVICE_CATEGORIES

@@ -25,10 +25,11 @@ from pytest_aorta.result.trace.kineto import (
     is_within,
     operators_of,
     span_of,
+    tensors_of,
     waits_of_host,
     works_of_gloo,
 )
-from pytest_aorta.result.trace.kineto_graph import FlopsOf, Request, graph_of_step
+from pytest_aorta.result.trace.kineto_graph import Request, graph_of_step
 from pytest_aorta.result.trace.kineto_places import Moment, Place, Places, merged
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost, Costs
 
@@ -59,8 +60,6 @@ _WITHOUT_COMPUTE = (
     "_dtensor",
     "symm_mem",
 )
-_NO_TENSOR = ("", "Scalar", "ScalarList")
-_LIST = "TensorList"
 _MAX_NAME = 200
 _TO_HOST = re.compile("DtoH|DeviceToHost")
 
@@ -82,6 +81,8 @@ class RecordedCall:
     num_bytes: int | None = None
 
 
+# Operations of an operator, given its name and the arguments of its event; None if there is no formula for it.
+FlopsOf: TypeAlias = Callable[[str, Mapping[str, Any]], "int | None"]
 # A part of a cost, and the host's event that caused it.
 _Call: TypeAlias = "tuple[str, Event]"
 
@@ -108,7 +109,9 @@ def costs_of_step(
     edges = end_of(marks[0]), begin_of(marks[1])
     inside = [event for event in events if is_within(event, edges) and not is_on_device(event)]
     operators = _operators(inside)
-    flops, without = _flops(operators, flops_of)
+    known = ((event, flops_of(event["name"], event["args"])) for event in operators)
+    numbers = {id(event): number for event, number in known if number is not None}
+    flops, without = _flops(operators, numbers)
     collectives = _collectives(inside, operators, recorded)
     places = Places(events, marks[0]["tid"], moments, trace["baseTimeNanoseconds"])
     calls: dict[Cost, list[_Call]] = {Cost.OPERATORS: [(event["name"][:_MAX_NAME], event) for event in operators]}
@@ -121,7 +124,7 @@ def costs_of_step(
         flops=_sorted(flops),
         without_flops=_sorted(without),
         places=_places(places, calls) if moments else {},
-        graph=graph_of_step(inside, operators, _graphed(collectives), flops_of, is_view, places),
+        graph=graph_of_step(inside, operators, _graphed(collectives), numbers, is_view, places),
         **counts,
     )
 
@@ -172,7 +175,7 @@ def _operators(events: Sequence[Event]) -> list[Event]:
     ]
 
 
-def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str], Counter[str]]:
+def _flops(operators: Sequence[Event], numbers: Mapping[int, int]) -> tuple[Counter[str], Counter[str]]:
     """Return operations by operator, and the calls of operators without a formula.
 
     An operator within another one that has a formula is a part of it.
@@ -185,7 +188,7 @@ def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str],
         if event["tid"] == within[0] and end_of(event) <= within[1]:
             continue
         name = event["name"][:_MAX_NAME]
-        number = flops_of(event["name"], event["args"])
+        number = numbers.get(id(event))
         if number is not None:
             found[name] += number
             within = event["tid"], end_of(event)
@@ -257,10 +260,9 @@ def _graphed(collectives: Iterable[tuple[CollectiveCost, list[tuple[RecordedCall
 def _results(kind: str, event: Event, group_size: int) -> list[int]:
     """Return the numbers of elements of the results of a functional collective; empty for another one."""
     args = event.get(_FUNCTION) or (event["args"] if event["name"].startswith(_FUNCTIONAL) else {})
-    given = zip(args.get("Input type", ()), args.get("Input Dims", ()), strict=False)
-    tensors = [[*dims] if kind == _LIST else [dims] for kind, dims in given if kind not in _NO_TENSOR][:1]
+    _, shapes = next(iter(tensors_of(args)), ("", []))
     scale = {Collective.ALL_GATHER: group_size, Collective.REDUCE_SCATTER: 1 / group_size}.get(Collective(kind), 1)
-    return [round(math.prod(dims) * scale) for dims in (tensors[0] if tensors else [])]
+    return [round(math.prod(dims) * scale) for dims in shapes]
 
 
 def _requests(operators: Iterable[Event]) -> list[Event]:
@@ -305,10 +307,6 @@ def _cost_of(kind: str, requests: Sequence[RecordedCall]) -> CollectiveCost:
 
 def _tensors(args: Mapping[str, Any]) -> tuple[int | None, str]:
     """Return the elements of the largest tensor argument, or list of tensors, and the type; empty if unknown."""
-    given = [
-        (kind, dims)
-        for kind, dims in zip(args.get("Input type", ()), args.get("Input Dims", ()), strict=False)
-        if kind not in _NO_TENSOR
-    ]
-    elements = [sum(map(math.prod, dims)) if kind == _LIST else math.prod(dims) for kind, dims in given]
-    return max(elements, default=None), next((str(kind) for kind, _ in given if kind != _LIST), "")
+    given = tensors_of(args)
+    elements = [sum(map(math.prod, shapes)) for _, shapes in given]
+    return max(elements, default=None), next((kind for kind, _ in given if kind), "")

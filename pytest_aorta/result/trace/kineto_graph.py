@@ -17,13 +17,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from pytest_aorta.result.trace.kineto import Event, begin_of, element_bytes, end_of, holds, is_annotation, span_of
+from pytest_aorta.result.trace.kineto import (
+    Event,
+    begin_of,
+    element_bytes,
+    end_of,
+    holds,
+    is_annotation,
+    span_of,
+    tensors_of,
+)
 from pytest_aorta.result.trace.kineto_places import Places
 from pytest_aorta.result.trace.overlap import Intervals, union
 from pytest_aorta.result.trace.step_graph import MAX_NODES, Node, StepGraph, Work
@@ -79,28 +88,25 @@ class Request:
         return bool(self.results) or flags[-1:] == ["True"]
 
 
-# Operations of an operator, given its name and the arguments of its event; None if there is no formula for it.
-FlopsOf: TypeAlias = Callable[[str, Mapping[str, Any]], "int | None"]
-
-
 def graph_of_step(
     inside: Sequence[Event],
     operators: Sequence[Event],
     requests: Sequence[Request],
-    flops_of: FlopsOf,
+    flops: Mapping[int, int],
     is_view: Callable[[str], bool],
     places: Places,
 ) -> StepGraph:
     """Return the graph of the step whose host events are ``inside``, from its operators and requests.
 
-    ``is_view`` is whether an operator of this name returns its argument without reading it.
+    ``flops`` are the operations of operators with a formula, by the id of the event; ``is_view`` is whether an operator
+    of this name returns its argument without reading it.
     """
     marks = [event for event in inside if is_annotation(event)]
     # A trace has the events of one thread after those of another.
     said = sorted((event for event in marks if event["name"].startswith(MARK)), key=begin_of)
     if not said:
         return StepGraph(problem="the streams of the step were not marked")
-    compute = _compute(operators, requests, flops_of, is_view)
+    compute = _compute(operators, requests, flops, is_view)
     if len(compute) + len(requests) > MAX_NODES:
         return StepGraph(problem=f"the step has {len(compute) + len(requests)} operators, more than {MAX_NODES}")
     backward = union([span_of(event) for event in inside if event["name"].startswith(_BACKWARD)])
@@ -120,10 +126,9 @@ def graph_of_step(
 
 
 def _compute(
-    operators: Sequence[Event], requests: Sequence[Request], flops_of: FlopsOf, is_view: Callable[[str], bool]
+    operators: Sequence[Event], requests: Sequence[Request], flops: Mapping[int, int], is_view: Callable[[str], bool]
 ) -> list[tuple[Event, int, int]]:
     """Return operators that compute, with their operations and, of those without a formula, bytes."""
-    flops = {id(event): number for event in operators if (number := flops_of(event["name"], event["args"])) is not None}
     parted: dict[object, list[int]] = defaultdict(list)
     for event in operators:
         if id(event) in flops:
@@ -156,13 +161,12 @@ def _compute(
 
 def _bytes(event: Event) -> int:
     """Return the bytes that an operator reads and writes: those of its tensors, and of a result like the largest."""
-    args = event["args"]
-    sizes = []
-    for kind, dims in zip(args.get("Input type", ()), args.get("Input Dims", ()), strict=False):
-        if kind == "TensorList":
-            sizes.append(_LIST_BYTES * sum(map(math.prod, dims)))
-        elif kind not in ("", "Scalar", "ScalarList"):
-            sizes.append((element_bytes(kind) or _LIST_BYTES) * math.prod(dims) if dims else 0)
+    # A tensor without dimensions is a number.
+    sizes = [
+        (element_bytes(kind) or _LIST_BYTES) * sum(map(math.prod, shapes))
+        for kind, shapes in tensors_of(event["args"])
+        if shapes != [[]] or not kind
+    ]
     is_in_place = event["name"].endswith("_")
     return sum(sizes) + (0 if is_in_place else max(sizes, default=0))
 
@@ -195,8 +199,8 @@ class _Reader:
         self._requested: list[tuple[str, Event]] = []
         self._works: dict[str, list[int]] = defaultdict(list)
         self._functional: list[_Functional] = []
-        # What the host has waited for, and what code in C++ waits for at the end of the backward pass.
-        self._host: set[int] = set()
+        # What the host has waited for last of each stream, and what C++ waits for at the end of the backward pass.
+        self._host: dict[int, int] = {}
         self._reduced: set[int] = set()
         self._not_waited: set[int] = set()
 
@@ -220,7 +224,7 @@ class _Reader:
         elif said == Said.HOST:
             known = [*self._events, *self._streams]
             awaited = [self._events.get(one, self._last.get(self._streams.get(one, -1), -1)) for one in about]
-            self._host |= {node for node in (awaited if set(about) & {*known} else self._last.values()) if node >= 0}
+            self._host_waits_for(awaited if set(about) & {*known} else self._last.values())
 
     def compute(self, event: Event, flops: int, num_bytes: int) -> None:
         """Add an operator that computes."""
@@ -228,10 +232,10 @@ class _Reader:
 
     def request(self, one: Request) -> None:
         """Add a collective."""
-        current, works = (
-            self._current(one.event),
-            [number for number, span in self._requested if holds(span, one.event)],
-        )
+        current = self._current(one.event)
+        # Events come in order, so a request that has ended holds none of those that follow.
+        self._requested = [pair for pair in self._requested if end_of(pair[1]) >= begin_of(one.event)]
+        works = [number for number, span in self._requested if holds(span, one.event)]
         stream = self._stream(f"communicator of {one.group}") if one.is_async else current
         if one.is_async:
             self._wait(stream, self._last.get(current, -1))
@@ -264,7 +268,7 @@ class _Reader:
 
     def host_waits(self, event: Event) -> None:
         """Let all that follows wait for the current stream."""
-        self._host |= {self._last.get(self._current(event), -1)} - {-1}
+        self._host_waits_for([self._last.get(self._current(event), -1)])
 
     def leave_backward(self, event: Event) -> None:
         """Let the current stream wait for what was reduced, if an event is the first one after a backward pass."""
@@ -297,11 +301,17 @@ class _Reader:
 
     def _add(self, event: Event, stream: int, work: Work, name: str, **sizes: Any) -> int:
         place = self._places.of(event)
-        after = {self._last.get(stream, -1), *self._pending.pop(stream, ()), *self._host} - {-1}
+        after = {self._last.get(stream, -1), *self._pending.pop(stream, ()), *self._host.values()} - {-1}
         of = (place.module if place.module != "backward" else "")[:200]
         self._nodes.append(Node(work, name[:200], stream, sorted(after), of=of, place=place.source[:200], **sizes))
         self._last[stream] = len(self._nodes) - 1
         return self._last[stream]
+
+    def _host_waits_for(self, nodes: Iterable[int]) -> None:
+        # Of a stream, the last node waits for those before it.
+        for node in nodes:
+            if node >= 0:
+                self._host[self._nodes[node].stream] = max(node, self._host.get(self._nodes[node].stream, node))
 
     def _wait(self, stream: int, node: int) -> None:
         if node >= 0:
