@@ -44,12 +44,15 @@ class StepRecording(Model, frozen=True, omit_defaults=True):
         deterministic: Whether each rank sets seeds and ``torch.use_deterministic_algorithms`` before the script runs.
         hash_every_step: Whether weights and the ranks' own gradients are hashed in every step, and no step is profiled;
             a launch that locates a difference sets it.
+        keep_first_step: Whether each rank keeps the gradients of the first step before clipping, and the weights before
+            and after it; ``workload.compare_arrangements`` sets it.
     """
 
     warmup: Count = 3
     hash_weights: bool = False
     deterministic: bool = False
     hash_every_step: bool = False
+    keep_first_step: bool = False
 
 
 class ScriptSettings(Model, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.errors import ComparisonFailed, SpecError
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.first_step import FirstStep, read_first_step
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.arranging import arranged_args, possible
 from pytest_aorta.session.comparing import RunningComparison, compare_with_baseline
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import Side
@@ -19,6 +22,7 @@ from pytest_aorta.session.recording import record
 from pytest_aorta.session.rounds import in_pairs, passed
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
 from pytest_aorta.session.world import DistributedWorld, check_result
+from pytest_aorta.verdict.arrangements import compare_arrangements
 from pytest_aorta.verdict.bitwise import STEP_METRICS, from_first_step, joined, split
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.verdicts import Verdicts
@@ -171,6 +175,62 @@ class WorkloadRunner(DistributedWorld):
         running = RunningComparison(self.launcher, case, joined(saved, resumed), straight)
         running.locates = False
         return running.conclude(running.judge_steps(steps, by_step))
+
+    def compare_arrangements(
+        self,
+        script: str | Path,
+        args: Sequence[str] = (),
+        *,
+        batch_arg: str | None = None,
+        accumulate_arg: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        fresh: Sequence[str] | None = None,
+        label: str = "arrangements",
+    ) -> list[Verdicts]:
+        """Train the first step on the same samples in other arrangements; fail the test if gradients differ.
+
+        An unedited script is launched on all ranks of the test's world, on one rank that accumulates as many
+        micro-batches, and on one rank with a batch as many times as large. The last of these is what the others are
+        compared with. It is proved that all train on the same samples, with the same weights. Gradients, after their
+        reduction and before clipping, have to be equal but for rounding; else the failure has their factor.
+
+        Args:
+            script: As in :meth:`~pytest_aorta.DistributedWorld.run_script`.
+            args: Arguments of the script, with the batch of a rank.
+            batch_arg: The argument that sets the batch of a rank, such as ``--batch-size``.
+            accumulate_arg: The argument that sets how many batches a rank accumulates.
+            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`.
+            label: As in :meth:`compare`.
+
+        Raises:
+            ComparisonFailed: Gradients, weights or samples differ.
+            SpecError: An argument is not allowed, or the world has one rank.
+            WorkloadFailed, LaunchError, ResultError: As in :meth:`compare`.
+        """
+        self._case("compare_arrangements", label, 1)
+        arrangements = possible(self.size, batch_arg, accumulate_arg)
+        launched = list[tuple[WorkloadResult, FirstStep]]()
+        for one in arrangements:
+            words = arranged_args(args, one, batch_arg, accumulate_arg)
+            record = {"keep_first_step": True, "deterministic": True, "warmup": 0}
+            world = WorkloadRunner(self.launcher.first(one.ranks))
+            result = world.run_script(script, words, environment=environment, record=record, fresh=fresh)
+            folder = self.launcher.launch_of(result).plan.run_dir
+            launched.append((result, read_first_step(folder, range(one.ranks))))
+        (reference, there), failed, found = launched[-1], list[ComparisonFailed](), list[Verdicts]()
+        for one, (candidate, here) in zip(arrangements[:-1], launched, strict=False):
+            case = self._case("compare_arrangements", label, 1)
+            running = RunningComparison(self.launcher, case, candidate, reference)
+            running.locates = False
+            rows = compare_arrangements(case, here, there, one, arrangements[-1])
+            try:
+                found.append(running.conclude(Verdicts(case, rows)))
+            except ComparisonFailed as error:
+                failed.append(error)
+        if failed:
+            metrics = tuple(metric for error in failed for metric in error.metrics)
+            raise ComparisonFailed("\n".join(map(str, failed)), metrics)
+        return found
 
     def _case(self, method: str, label: str, steps: int | None = None, *, suffix: str = "") -> str:
         """Return the case of a comparison; a number distinguishes comparisons of the test with the same label.

@@ -39,6 +39,7 @@ from pytest_aorta.worker.optimized import (
     copied,
     is_empty,
 )
+from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
@@ -66,6 +67,7 @@ class Observer:
         is_asked: Whether the script has asked for the observation.
         optimizers: The optimizers that have stepped.
         device: The device of the steps; the CPU before the first step.
+        first_step: What is kept of the first step; None if nothing is.
     """
 
     unit = "step"
@@ -76,6 +78,7 @@ class Observer:
         self.is_asked = False
         self.optimizers = Optimizers()
         self.device = torch.device("cpu")
+        self.first_step: FirstStep | None = None
         self._inputs = Inputs()
         # The state of torch's random numbers when the first optimizer was made.
         self._random = ""
@@ -106,6 +109,7 @@ class Observer:
     def start(self) -> Observer:
         """Observe from now on."""
         if not self._undo:
+            self.first_step = FirstStep() if self.record.keep_first_step else None
             begin, end = map(untraced, (self._begin, self._end))
             pre, post = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
             self._undo += [pre.remove, post.remove]
@@ -153,6 +157,8 @@ class Observer:
         """
         if (found := self._find(optimizer)) is None:
             return
+        if self.first_step is not None and not found.num_steps:
+            self.first_step.end(self.optimizers.named(optimizer))
         # Profiles end first. Optimizers that take turns, as those of a GAN, are in one step, also a profiled one.
         was_counting = self._is_counting
         if was_counting:
@@ -219,6 +225,8 @@ class Observer:
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
         if len(self._stepping) == 1 and self._find(optimizer) is None:
             found = self._new(optimizer)
+            if self.first_step is not None:
+                self.first_step.begin(self.optimizers.named(optimizer))
             if self.record.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
 
@@ -253,6 +261,8 @@ class Observer:
             if (optimizer := one.optimizer()) is not None:
                 one.training.note_gradients(one.num_steps + 1, optimizer)
         self._inputs.num_backward += 1
+        if self.first_step is not None:
+            self.first_step.note_backward(self._inputs.batch, loss if scaled is not None else losses[0])
         self._is_in_backward = True
         try:
             result = original(tensors, *args, **kwargs)
@@ -270,6 +280,11 @@ class Observer:
 
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         num_noted = len(self._values)
+        if self.first_step is not None and args and not self._all:
+            # Parameters may come as an iterator, which only one reader can have.
+            args = ([*args[0]] if isinstance(args[0], Iterator) else args[0], *args[1:])
+            clipped = args[0].parameters() if isinstance(args[0], torch.nn.Module) else args[0]
+            self.first_step.keep_gradients([clipped] if isinstance(clipped, torch.Tensor) else clipped)
         norm = original(*args, **kwargs)
         # Torch's function gets the parameters first, that of FSDP1 the module.
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)

@@ -41,6 +41,7 @@ class BracketedSteps:
 
     unit = "measured step"
     end_together = True
+    first_step = None
 
     def __init__(self) -> None:
         self.optimizers = Optimizers()
