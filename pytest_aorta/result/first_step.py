@@ -21,9 +21,16 @@ AFTER: Final = "after"
 SHAPE: Final = "shape"
 INDEX: Final = "index"
 # What a rank's file has once.
-SAMPLES: Final = "samples"
+# Samples that loaders have returned, and those that the outermost module was given.
+DRAWN: Final = "drawn"
+GIVEN: Final = "given"
+SAMPLES: Final = (GIVEN, DRAWN)
+TRAITS: Final = "traits"
 LOSS: Final = "loss"
 EPS: Final = "eps"
+# Traits of a forward pass whose numbers depend on the arrangement, as they may.
+RANDOM: Final = "random numbers"
+BATCH_NORM: Final = "BatchNorm"
 
 
 def key(kind: str, name: str) -> str:
@@ -37,17 +44,19 @@ class FirstStep:
 
     Attributes:
         tensors: What is kept of each parameter -> its name -> the logical tensor, flat float64.
-        apart: The parameters whose gradients are not the same on ranks that hold the same elements.
-        samples: The hash of each sample, of all ranks.
+        apart: What is kept -> the parameters of which it is not the same on ranks that hold the same elements.
+        samples: The hash of each sample of all ranks, by the way in which samples are known.
         loss: The mean over ranks of the sum of the losses that a rank has trained with.
         eps: The largest machine epsilon of the types that modules have computed with.
+        traits: What the forward pass has whose numbers depend on the arrangement.
     """
 
     tensors: dict[str, dict[str, Array]] = field(default_factory=dict)
-    apart: tuple[str, ...] = ()
-    samples: tuple[str, ...] = ()
+    apart: dict[str, list[str]] = field(default_factory=dict)
+    samples: dict[str, list[str]] = field(default_factory=dict)
     loss: float = math.nan
     eps: float = 0.0
+    traits: frozenset[str] = frozenset()
 
 
 def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
@@ -58,7 +67,7 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
     """
     parts = [_read(rank_folder(run_dir, rank) / FIRST_STEP_FILE) for rank in ranks]
     tensors: dict[str, dict[str, Array]] = {GRADIENT: {}, BEFORE: {}, AFTER: {}}
-    apart: dict[str, None] = {}
+    apart: dict[str, list[str]] = {kind: [] for kind in tensors}
     for kind, found in tensors.items():
         known: dict[str, NDArray[np.bool_]] = {}
         for part in parts:
@@ -69,8 +78,8 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
                 index, own = part.get(key(INDEX, name), np.arange(size)), part[key(kind, name)]
                 if own.size != index.size:
                     raise ResultError(f"{name}: a rank holds {own.size} of {size} elements, and not which of them")
-                if kind == GRADIENT and not np.array_equal(whole[index][held[index]], own[held[index]]):
-                    apart[name] = None
+                if name not in apart[kind] and not np.array_equal(whole[index][held[index]], own[held[index]]):
+                    apart[kind].append(name)
                 # Of replicas, the first rank's is taken.
                 own = np.where(held[index], whole[index], own)
                 whole[index], held[index] = own, True
@@ -78,16 +87,25 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
             raise ResultError(f"{incomplete[0]}: the ranks hold only some of its elements")
     return FirstStep(
         tensors,
-        tuple(apart),
-        tuple(sample.decode("ascii") for part in parts for sample in part[SAMPLES].tolist()),
+        apart,
+        {kind: [text for part in parts for text in _texts(part[kind])] for kind in SAMPLES},
         float(np.mean([part[LOSS].sum() for part in parts])),
         max(float(part[EPS]) for part in parts),
+        frozenset(text for part in parts for text in _texts(part[TRAITS])),
     )
+
+
+def _texts(array: Array) -> list[str]:
+    return [str(text, "ascii") for text in array]
 
 
 def _read(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise ResultError(
+            f"{path}: no first step was kept: those of optimizers are, where the script does not call recorder.step()"
+        ) from None
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ResultError(f"{path}: can't be read: {error}") from None

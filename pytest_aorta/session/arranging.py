@@ -49,8 +49,8 @@ def possible(ranks: int, batch_arg: str | None, accumulate_arg: str | None) -> l
     """
     if not (batch_arg or accumulate_arg):
         raise SpecError(
-            "compare_arrangements: name the script's argument for the batch of a rank (batch_arg, --batch-arg), for the "
-            "number of accumulated batches (accumulate_arg, --accumulate-arg), or both"
+            "compare_arrangements: name the script's argument for the batch of a rank (batch_arg, --batch-arg), for "
+            "the number of accumulated batches (accumulate_arg, --accumulate-arg), or both"
         )
     if ranks == 1:
         raise SpecError("compare_arrangements: the world has 1 rank; needed are 2 or more, as by world(size=2)")

@@ -184,7 +184,7 @@ class WorkloadRunner(DistributedWorld):
         batch_arg: str | None = None,
         accumulate_arg: str | None = None,
         environment: Mapping[str, str] | None = None,
-        fresh: Sequence[str] | None = None,
+        fresh: tuple[str, ...] | list[str] | None = None,
         label: str = "arrangements",
     ) -> list[Verdicts]:
         """Train the first step on the same samples in other arrangements; fail the test if gradients differ.
@@ -219,9 +219,11 @@ class WorkloadRunner(DistributedWorld):
             launched.append((result, read_first_step(folder, range(one.ranks))))
         (reference, there), failed, found = launched[-1], list[ComparisonFailed](), list[Verdicts]()
         for one, (candidate, here) in zip(arrangements[:-1], launched, strict=False):
-            case = self._case("compare_arrangements", label, 1)
+            case = self._case("compare_arrangements", f"{label}, {one}", 1)
             running = RunningComparison(self.launcher, case, candidate, reference)
             running.locates = False
+            name = f"{candidate.workload}, {one}, against {arrangements[-1]},"
+            running.comparison = running.comparison.replace(workload=name)
             rows = compare_arrangements(case, here, there, one, arrangements[-1])
             try:
                 found.append(running.conclude(Verdicts(case, rows)))

@@ -8,11 +8,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pytest_aorta.common.text import counted
-from pytest_aorta.result.first_step import AFTER, BEFORE, GRADIENT, Array, FirstStep
+from pytest_aorta.result.first_step import AFTER, BATCH_NORM, BEFORE, GRADIENT, RANDOM, SAMPLES, Array, FirstStep
 from pytest_aorta.result.series import some_of
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -21,7 +22,6 @@ from pytest_aorta.verdict.verdicts import (
     Missing,
     MissingPart,
     ReferenceKind,
-    State,
     Verdict,
     VerdictReference,
 )
@@ -66,95 +66,104 @@ class Factor:
     is_small: bool = False
 
 
+class _Judged(NamedTuple):
+    """How many samples or tensors differ, and a sentence on them."""
+
+    num_other: int
+    text: str
+    is_known: bool = True
+
+
 def compare_arrangements(
     case: str, here: FirstStep, there: FirstStep, arranged: Arrangement, other: Arrangement
 ) -> tuple[Verdict, ...]:
     """Return the verdicts on samples, weights before, gradients, and the update of the weights.
 
-    Each is judged only if those before it are equal.
+    Each is judged only if those before it are equal. The value of a verdict is how many samples or tensors differ.
     """
-
-    def verdict(metric: str, detail: str, state: State) -> Verdict:
-        value, baseline = str(arranged), str(other)
-        tolerance, reference = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
-        return Verdict(case, metric, state, value, baseline, None, tolerance, reference, detail)
-
+    tolerance, reference = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
     rows = list[Verdict]()
-    for metric, (problem, text) in _judged(here, there, arranged, other):
-        outcome = Decided(Outcome.REGRESSION if problem else Outcome.PASS)
-        absent = problem and metric == "samples" and not (here.samples and there.samples)
-        rows.append(verdict(metric, text, Missing(MissingPart.CANDIDATE_VALUE) if absent else outcome))
-        if problem:
+    for metric, judged in _judged(here, there, arranged, other):
+        outcome = Outcome.REGRESSION if judged.num_other else Outcome.PASS
+        state = Decided(outcome) if judged.is_known else Missing(MissingPart.CANDIDATE_VALUE)
+        value = float(judged.num_other)
+        rows.append(Verdict(case, metric, state, value, 0.0, None, tolerance, reference, judged.text))
+        if judged.num_other or not judged.is_known:
             break
     return tuple(rows)
 
 
 def _judged(
     here: FirstStep, there: FirstStep, arranged: Arrangement, other: Arrangement
-) -> Iterator[tuple[str, tuple[bool, str]]]:
+) -> Iterator[tuple[str, _Judged]]:
     yield "samples", _samples(here, there)
     bound = max(here.eps, there.eps, _LEAST_EPS) ** _POWER
     before = factors(here.tensors[BEFORE], there.tensors[BEFORE], bound)
     others = [name for name, one in before.items() if not one.is_small]
     others += here.tensors[BEFORE].keys() ^ there.tensors[BEFORE].keys()
-    yield (
-        "weights before",
-        (bool(others), f"before the first step, {some_of(others)} differ: set the same seed in each arrangement")
-        if others
-        else (False, "equal"),
-    )
+    where, others = ("", others) if others else (" between ranks", here.apart[BEFORE])
+    seeds = f"before the first step, {some_of(others)} differ{where}: set the same seed, whatever rank and arrangement"
+    yield "weights_before", _Judged(len(others), seeds if others else "equal")
     yield "gradients", _gradients(here, there, arranged, other, bound)
-    changes = [
+    one, two = (
         {name: after - side.tensors[BEFORE][name] for name, after in side.tensors[AFTER].items()}
         for side in (here, there)
-    ]
+    )
     # Optimizers such as Adam enlarge the rounding of small gradients.
-    changed = factors(*changes, math.sqrt(bound))
-    text = described(changed, math.sqrt(bound))
-    yield "update", (bool(text), f"gradients are equal, and the optimizer's step is not: {text}" if text else "equal")
+    loose = math.sqrt(bound)
+    changed = factors(one, two, loose)
+    differ = sum(not one.is_small for one in changed.values())
+    text = f"gradients are equal, and the optimizer's step is not: {described(changed, loose)}"
+    yield "update", _Judged(differ, text if differ else "equal but for rounding")
 
 
-def _samples(here: FirstStep, there: FirstStep) -> tuple[bool, str]:
-    one, two = Counter(here.samples), Counter(there.samples)
-    if not one or not two:
-        return True, "no backward pass had samples of a torch.utils.data.DataLoader or of a module's forward()"
+def _samples(here: FirstStep, there: FirstStep) -> _Judged:
+    pairs = [(Counter(here.samples[kind]), Counter(there.samples[kind])) for kind in SAMPLES]
+    known = [(one, two) for one, two in pairs if one and two]
+    if not known:
+        text = "no sample is known: none came from a torch.utils.data.DataLoader, or as the first argument of a module"
+        return _Judged(0, text, is_known=False)
+    # A loader may be ahead of the step, and a module's argument may have another order of dimensions.
+    one, two = next((pair for pair in known if pair[0] == pair[1]), known[0])
     if one == two:
-        return False, f"the same {counted(one.total(), 'sample')}"
-    number, known = (one - two).total() or (two - one).total(), max(one.total(), two.total())
-    twice = [count for side in (one, two) for count in [sum(number - 1 for number in side.values())] if count]
-    repeated = f"; {twice[0]} are given twice, as by ranks that load the same" if twice else ""
-    return True, f"other samples: {number} of {known}{repeated}; gradients are not judged"
+        return _Judged(0, f"the same {counted(one.total(), 'sample')} in another arrangement")
+    total = max(one.total(), two.total())
+    number = max((one - two).total(), (two - one).total())
+    twice = max(side.total() - len(side) for side in (one, two))
+    repeated = f"; {twice} are given twice, as by ranks that load the same" if twice else ""
+    return _Judged(number, f"other samples: {number} of {total}{repeated}; gradients are not judged")
 
 
-def _gradients(
-    here: FirstStep, there: FirstStep, arranged: Arrangement, other: Arrangement, bound: float
-) -> tuple[bool, str]:
-    lost = sorted(here.tensors[GRADIENT].keys() ^ there.tensors[GRADIENT].keys())
-    if lost:
-        return True, f"only one arrangement has gradients of {some_of(lost)}"
-    found = factors(here.tensors[GRADIENT], there.tensors[GRADIENT], bound)
-    if not found:
-        return True, "no parameter has a gradient in the first step"
-    if all(one.is_small for one in found.values()):
-        equal = sum(
-            np.array_equal(value, there.tensors[GRADIENT][name]) for name, value in here.tensors[GRADIENT].items()
-        )
-        return False, f"{counted(len(found), 'gradient')}: {equal} with equal bits, the others within rounding"
-    causes = [described(found, bound)]
-    unreduced = [name for name in (*here.apart, *there.apart) if not found[name].is_small]
+def _gradients(here: FirstStep, there: FirstStep, arranged: Arrangement, other: Arrangement, bound: float) -> _Judged:
+    one, two = here.tensors[GRADIENT], there.tensors[GRADIENT]
+    if lost := sorted(one.keys() ^ two.keys()):
+        return _Judged(len(lost), f"only one arrangement has gradients of {some_of(lost)}")
+    if not one:
+        return _Judged(0, "no parameter had a gradient in the first step", is_known=False)
+    found = factors(one, two, bound)
+    wrong = [name for name, factor in found.items() if not factor.is_small]
+    if not wrong:
+        equal = sum(np.array_equal(value, two[name]) for name, value in one.items())
+        return _Judged(0, f"{counted(len(found), 'gradient')}, {equal} with equal bits, the others but for rounding")
+    traits = here.traits | there.traits
+    unreduced = [name for name in here.apart[GRADIENT] if name in wrong]
     if unreduced:
-        causes.append(f"gradients of {some_of(unreduced)} differ between ranks: they are not reduced")
-    elif cause := _cause(found, bound, arranged, other):
-        causes.append(cause)
+        cause = f"gradients of {some_of(unreduced)} differ between ranks, so they are not reduced"
+    elif RANDOM in traits:
+        cause = "the forward pass draws random numbers, which depend on the arrangement: set dropout to 0 here"
+    elif BATCH_NORM in traits:
+        cause = (
+            "BatchNorm takes the statistics of one rank's micro-batch: use SyncBatchNorm, and compare by the argument "
+            "of the batch alone"
+        )
+    else:
+        cause = _cause(found, bound, arranged, other)
     ratio = here.loss / there.loss if there.loss else math.nan
-    if math.isfinite(ratio):
-        causes.append(f"loss × {ratio:.3f}")
-    return True, ": ".join([causes[0], ", ".join(causes[1:])] if causes[1:] else causes)
+    loss = f"loss x {ratio:.3f}" if math.isfinite(ratio) else ""
+    return _Judged(len(wrong), "; ".join(filter(None, [described(found, bound), loss, cause])))
 
 
-def _cause(
-    found: Mapping[str, Factor], bound: float, arranged: Arrangement, other: Arrangement
-) -> str:
+def _cause(found: Mapping[str, Factor], bound: float, arranged: Arrangement, other: Arrangement) -> str:
     """Return the cause that the factors name; empty if they name none."""
     wrong = [one for one in found.values() if not one.is_small]
     values = [one.value for one in wrong if one.rest <= bound]
@@ -162,17 +171,17 @@ def _cause(
     is_all = all(not one.is_small for one in found.values() if one.rest or one.value != 1)
     if len(values) < len(wrong):
         if by_rank != 1:
-            return "ranks count by another weight than their samples, or what a rank computes is lost"
-        return "micro-batches count by another weight than their samples, as by a mean over each one's own tokens"
+            return "tokens or samples are weighted by rank, or what a rank computes is lost"
+        return "tokens or samples are weighted by micro-batch, or one is lost"
     rows = (
-        (by_rank, "number of ranks", "a sum over ranks where a mean belongs" if is_all else "reduced twice"),
-        (1 / by_rank, "1 / number of ranks", "averaged over ranks twice"),
-        (by_batch, "number of micro-batches", "the loss is not divided by the number of accumulated batches"),
-        (1 / by_batch, "1 / number of micro-batches", "only one micro-batch counts, or the mean is taken twice"),
+        (by_rank, "number of ranks", "summed over ranks, where a mean belongs" if is_all else "reduced twice"),
+        (1 / by_rank, "1 / number of ranks", "the mean over ranks is taken twice"),
+        (by_batch, "number of micro-batches", "the loss is not divided by this number"),
+        (1 / by_batch, "1 / number of micro-batches", "the mean over micro-batches is taken twice"),
     )
     for factor, what, cause in rows:
         if factor != 1 and all(abs(value / factor - 1) <= bound for value in values):
-            return f"{what}, {cause}"
+            return f"{what}: {cause}"
     return ""
 
 
@@ -198,22 +207,14 @@ def _factor(one: Array, two: Array, bound: float, usual: float) -> Factor:
 
 
 def described(found: Mapping[str, Factor], bound: float) -> str:
-    """Return which tensors differ by which factor, or by none; empty if all are equal but for rounding."""
+    """Return which tensors differ by which factor, or by none, those of most tensors first."""
     groups: dict[str, list[str]] = {}
     for name, one in found.items():
-        if one.is_small:
-            text = "× 1.000"
-        elif one.rest <= bound:
-            text = f"× {one.value:.3f}"
-        else:
-            text = "by no constant factor"
-        groups.setdefault(text, []).append(name)
-    wrong = {text: names for text, names in groups.items() if text != "× 1.000"}
-    if not wrong:
-        return ""
+        if not one.is_small:
+            groups.setdefault(f"x {one.value:.3f}" if one.rest <= bound else "", []).append(name)
     texts = []
-    for text, names in sorted(wrong.items(), key=lambda item: -len(item[1])):
-        rest = max(found[name].rest for name in names)
+    for factor, names in sorted(groups.items(), key=lambda item: -len(item[1])):
         which = f"all {len(names)}" if len(names) == len(found) else f"{len(names)} of {len(found)} ({some_of(names)})"
-        texts.append(f"{which} {text}" + (f", rest {rest:.2f}" if rest > bound else ""))
+        rest = max(found[name].rest for name in names)
+        texts.append(f"{which} {factor or f'by no constant factor, rest {rest:.2g}'}")
     return "; ".join(texts)

@@ -11,8 +11,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from pytest_aorta.result.first_step import AFTER, BEFORE, EPS, GRADIENT, INDEX, LOSS, SAMPLES, SHAPE, key
+from pytest_aorta.result.first_step import (
+    AFTER,
+    BATCH_NORM,
+    BEFORE,
+    EPS,
+    GIVEN,
+    GRADIENT,
+    INDEX,
+    LOSS,
+    RANDOM,
+    SAMPLES,
+    SHAPE,
+    TRAITS,
+    key,
+)
 from pytest_aorta.result.folder import FIRST_STEP_FILE
 from pytest_aorta.worker.layout import is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.training import hashed_samples, parts_of_samples, tensors_in
@@ -26,11 +41,12 @@ class FirstStep:
         self._parts: dict[str, np.ndarray[Any, Any]] = {}
         # Gradients by id of the parameter, since clipping names none.
         self._gradients: dict[int, torch.Tensor] = {}
-        self._batches: list[object] = []
         self._losses: list[torch.Tensor] = []
-        self._samples: list[str] = []
-        # What the outermost module was given since the last backward pass.
-        self._inputs: object = None
+        self._samples: dict[str, list[str]] = {kind: [] for kind in SAMPLES}
+        # Whether the outermost module was called since the last backward pass.
+        self._is_in_forward = False
+        self._random = b""
+        self._traits = set[str]()
         self._eps = 0.0
         self._has_ended = False
         hooks = torch.nn.modules.module
@@ -40,25 +56,30 @@ class FirstStep:
         ]
 
     def _enter(self, _module: torch.nn.Module, inputs: object) -> None:
-        if self._inputs is None and torch.is_grad_enabled():
-            self._inputs = inputs
+        if not self._is_in_forward and torch.is_grad_enabled():
+            self._is_in_forward, self._random = True, _random_state()
+            self.note_samples(GIVEN, inputs)
 
-    def _leave(self, _module: torch.nn.Module, _inputs: object, output: object) -> None:
+    def _leave(self, module: torch.nn.Module, _inputs: object, output: object) -> None:
+        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm) and module.training:
+            self._traits.add(BATCH_NORM)
         kinds = {part.dtype for part in tensors_in(output) if part.is_floating_point()}
         self._eps = max([self._eps, *(torch.finfo(kind).eps for kind in kinds)])
 
-    def note_backward(self, batch: object, loss: object) -> None:
-        """Note the samples of a backward pass: those of the loader's batch, else what the outermost module was given.
-
-        A loader may use the memory of a batch again, so that the samples are hashed here.
-        """
+    def note_backward(self, loss: object) -> None:
+        """Note the end of a forward pass, and what it has computed."""
         if self._has_ended:
             return
-        samples = parts_of_samples(tensors_in(self._inputs if batch is None else batch))
-        self._samples += hashed_samples(samples)
+        if self._is_in_forward and self._random != _random_state():
+            self._traits.add(RANDOM)
         if isinstance(loss, torch.Tensor):
             self._losses.append(loss.detach().double().sum())
-        self._inputs = None
+        self._is_in_forward = False
+
+    def note_samples(self, kind: str, batch: object) -> None:
+        """Hash the samples of a batch now, since a loader may use its memory again."""
+        if not self._has_ended:
+            self._samples[kind] += hashed_samples(parts_of_samples(tensors_in(batch)))
 
     def keep_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         """Keep the gradients that are not kept yet: before they are clipped, else before the optimizer's step."""
@@ -96,7 +117,19 @@ class FirstStep:
 
     def write(self, folder: Path) -> None:
         """Write what was kept as NumPy's arrays into the folder of the rank."""
-        plain = {SAMPLES: np.array(self._samples, dtype="S16"), EPS: np.array(self._eps)}
-        plain[LOSS] = np.array([float(loss) for loss in self._losses])
+        arrays: dict[str, Any] = {
+            **{kind: np.array(found, dtype="S16") for kind, found in self._samples.items()},
+            TRAITS: np.array([*self._traits], dtype="S16"),
+            LOSS: np.array([float(loss) for loss in self._losses]),
+            EPS: np.array(self._eps),
+        }
         with (folder / FIRST_STEP_FILE).open("wb") as file:
-            np.savez(file, **plain, **self._parts)
+            np.savez(file, **{**arrays, **self._parts})
+
+
+def _random_state() -> bytes:
+    """Return the state of the random numbers of the CPU and of this rank's device."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return b"".join(state.numpy().tobytes() for state in states)

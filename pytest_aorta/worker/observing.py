@@ -23,12 +23,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.launch_plan import StepRecording
+from pytest_aorta.result.first_step import DRAWN
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.absence import Absence
 from pytest_aorta.worker.accelerator import memory_in_use, own_device
 from pytest_aorta.worker.costs import NOT_COUNTED, StepCounter
 from pytest_aorta.worker.finite import MOST_SEARCHED, Optimizers, freeze, refuse_values, roots, untraced
+from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.optimized import (
     LOSS,
     MOST_EVERY,
@@ -39,7 +41,6 @@ from pytest_aorta.worker.optimized import (
     copied,
     is_empty,
 )
-from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
@@ -262,7 +263,7 @@ class Observer:
                 one.training.note_gradients(one.num_steps + 1, optimizer)
         self._inputs.num_backward += 1
         if self.first_step is not None:
-            self.first_step.note_backward(self._inputs.batch, loss if scaled is not None else losses[0])
+            self.first_step.note_backward(loss if scaled is not None else losses[0])
         self._is_in_backward = True
         try:
             result = original(tensors, *args, **kwargs)
@@ -306,6 +307,8 @@ class Observer:
 
     def _draw(self, original: Callable[..., Any], loader: object) -> Any:
         self._inputs.batch = batch = original(loader)
+        if self.first_step is not None:
+            self.first_step.note_samples(DRAWN, batch)
         return batch
 
     def _cast(self, original: Callable[..., Any], entered: torch.autocast) -> Any:
