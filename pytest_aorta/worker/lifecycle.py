@@ -360,8 +360,6 @@ def _finish(folder: Path, result: RankResult, tracer: str | None, telemetry: Tel
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
-    if recording.steps.first_step is not None:
-        recording.steps.first_step.write(folder)
     write_json_rows(folder / RESULT_FILE, _plain(result), durable=False)
 
 

@@ -23,14 +23,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.launch_plan import StepRecording
-from pytest_aorta.result.first_step import DRAWN
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.absence import Absence
 from pytest_aorta.worker.accelerator import memory_in_use, own_device
 from pytest_aorta.worker.costs import NOT_COUNTED, StepCounter
 from pytest_aorta.worker.finite import MOST_SEARCHED, Optimizers, freeze, refuse_values, roots, untraced
-from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.optimized import (
     LOSS,
     MOST_EVERY,
@@ -68,7 +66,6 @@ class Observer:
         is_asked: Whether the script has asked for the observation.
         optimizers: The optimizers that have stepped.
         device: The device of the steps; the CPU before the first step.
-        first_step: What is kept of the first step; None if nothing is.
     """
 
     unit = "step"
@@ -79,7 +76,6 @@ class Observer:
         self.is_asked = False
         self.optimizers = Optimizers()
         self.device = torch.device("cpu")
-        self.first_step: FirstStep | None = None
         self._inputs = Inputs()
         # The state of torch's random numbers when the first optimizer was made.
         self._random = ""
@@ -110,7 +106,6 @@ class Observer:
     def start(self) -> Observer:
         """Observe from now on."""
         if not self._undo:
-            self.first_step = FirstStep() if self.record.keep_first_step else None
             begin, end = map(untraced, (self._begin, self._end))
             pre, post = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
             self._undo += [pre.remove, post.remove]
@@ -158,8 +153,6 @@ class Observer:
         """
         if (found := self._find(optimizer)) is None:
             return
-        if self.first_step is not None and not found.num_steps:
-            self.first_step.end(self.optimizers.named(optimizer))
         # Profiles end first. Optimizers that take turns, as those of a GAN, are in one step, also a profiled one.
         was_counting = self._is_counting
         if was_counting:
@@ -226,8 +219,6 @@ class Observer:
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
         if len(self._stepping) == 1 and self._find(optimizer) is None:
             found = self._new(optimizer)
-            if self.first_step is not None:
-                self.first_step.begin(self.optimizers.named(optimizer))
             if self.record.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
 
@@ -262,8 +253,6 @@ class Observer:
             if (optimizer := one.optimizer()) is not None:
                 one.training.note_gradients(one.num_steps + 1, optimizer)
         self._inputs.num_backward += 1
-        if self.first_step is not None:
-            self.first_step.note_backward(loss if scaled is not None else losses[0])
         self._is_in_backward = True
         try:
             result = original(tensors, *args, **kwargs)
@@ -281,11 +270,6 @@ class Observer:
 
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         num_noted = len(self._values)
-        if self.first_step is not None and args and not self._all:
-            # Parameters may come as an iterator, which only one reader can have.
-            args = ([*args[0]] if isinstance(args[0], Iterator) else args[0], *args[1:])
-            clipped = args[0].parameters() if isinstance(args[0], torch.nn.Module) else args[0]
-            self.first_step.keep_gradients([clipped] if isinstance(clipped, torch.Tensor) else clipped)
         norm = original(*args, **kwargs)
         # Torch's function gets the parameters first, that of FSDP1 the module.
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
@@ -307,8 +291,6 @@ class Observer:
 
     def _draw(self, original: Callable[..., Any], loader: object) -> Any:
         self._inputs.batch = batch = original(loader)
-        if self.first_step is not None:
-            self.first_step.note_samples(DRAWN, batch)
         return batch
 
     def _cast(self, original: Callable[..., Any], entered: torch.autocast) -> Any:

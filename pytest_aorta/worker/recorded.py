@@ -11,7 +11,6 @@ from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHa
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers
-from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.simulation import peak_memory
 from pytest_aorta.worker.steps import StepTimer
 
@@ -67,13 +66,11 @@ class Steps(Protocol):
         unit: Name of a step in messages.
         end_together: Whether all ranks arrive at the end.
         optimizers: The optimizers that have stepped.
-        first_step: What is kept of the first step; None if nothing is.
     """
 
     unit: str
     end_together: bool
     optimizers: Optimizers
-    first_step: FirstStep | None
 
     @property
     def device(self) -> torch.device:

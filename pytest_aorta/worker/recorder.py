@@ -25,7 +25,6 @@ from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.costs import NOT_COUNTED, STEPS_TO_COUNT, StepCounter
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series, untraced
-from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.observing import Observer
 from pytest_aorta.worker.recorded import Recorded, Steps
 from pytest_aorta.worker.simulation import is_simulated
@@ -42,7 +41,6 @@ class BracketedSteps:
 
     unit = "measured step"
     end_together = True
-    first_step: FirstStep | None = None
 
     def __init__(self) -> None:
         self.optimizers = Optimizers()
