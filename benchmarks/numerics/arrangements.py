@@ -58,7 +58,7 @@ EXPECTED = {
 def said(fault: str, folder: Path) -> str:
     """Return what ``aorta arrange`` prints of a fault."""
     command = ["-m", "pytest_aorta.cli", "arrange", str(SCRIPT), "--gpus=0", "--batch-arg=--batch-size"]
-    command += ["--accumulate-arg=--accumulate", "--", "--batch-size=4", f"--fault={fault}"]
+    command += ["--accumulate-arg=--accumulate", "--", "--batch-size=4", "--accumulate=1", f"--fault={fault}"]
     done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
@@ -74,9 +74,8 @@ def main(names: list[str]) -> int:
         is_right = re.search(finds, text) is not None if finds else "aorta: R" not in text and "update" in text
         wrong += not is_right
         causes = [line.split("cause")[-1].strip() for line in text.splitlines() if "  cause" in line]
-        print(
-            f"{'as expected' if is_right else 'WRONG':<12}{fault or 'by hand':<26}{time.perf_counter() - began_s:5.1f} s  {causes}"
-        )
+        seconds = f"{time.perf_counter() - began_s:5.1f} s"
+        print(f"{'as expected' if is_right else 'WRONG':<12}{fault or 'by hand':<26}{seconds}  {causes}", flush=True)
         if not is_right:
             print(text)
     print(f"{len(names or EXPECTED) - wrong} of {len(names or EXPECTED)} as expected")

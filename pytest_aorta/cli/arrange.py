@@ -9,14 +9,14 @@ from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
-from pytest_aorta.plan.options import integer_from
+from pytest_aorta.plan.options import LauncherKind, integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.session.session import Session, TestSpec
 
 OWNER = "aorta arrange"
-SHARED = ("gpus", "timeout", "launcher")
+SHARED = ("gpus", "timeout")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         SpecError: An argument is not allowed.
         AortaError: A launch failed, or gradients differ.
     """
-    options = given_options(arguments)
+    options = given_options(arguments, launcher=LauncherKind.FORKSERVER)
     script, args = arguments.script, arguments.args
     folder = (arguments.results / ScriptTarget(script, args).slug / "launches").absolute()
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
