@@ -1,6 +1,7 @@
 """``aorta arrange``: compares the gradients of a script with those of the same samples, arranged otherwise."""
 
 import argparse
+import shlex
 from contextlib import closing
 
 from pytest_aorta.cli import ExitCode
@@ -25,6 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", metavar="SCRIPT", help="training script (.py) or dotted module")
     parser.add_argument("--batch-arg", metavar="NAME", help="the script's argument for the batch of a rank")
     parser.add_argument("--accumulate-arg", metavar="NAME", help="its argument for the number of accumulated batches")
+    parser.add_argument(
+        "--other",
+        metavar="ARGS",
+        action="append",
+        default=[],
+        type=shlex.split,
+        help="further arguments of an arrangement with the same samples, such as --other='--tp 2'; may be repeated",
+    )
     parser.add_argument(
         "--nproc",
         metavar="N",
@@ -53,7 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
         world = resolve_world(spec.world, options, session.devices)
         with session.launcher(world, spec, RunningTest(OWNER), folder, timed=False) as launcher:
             found = WorkloadRunner(launcher).compare_arrangements(
-                script, args, batch_arg=arguments.batch_arg, accumulate_arg=arguments.accumulate_arg
+                script,
+                args,
+                batch_arg=arguments.batch_arg,
+                accumulate_arg=arguments.accumulate_arg,
+                others=arguments.other,
             )
     for verdicts in found:
         emit([verdicts.case.rpartition("::")[2], *(f"  {row.metric}: {row.detail}" for row in verdicts.rows)])

@@ -93,7 +93,7 @@ def judged(
     """
     sides = [_side(launcher, one, result) for one, result in launched]
     (plainest, reference), failed, found = launched[-1], list[ComparisonFailed](), list[Verdicts]()
-    for case, (one, candidate), side in zip(cases, launched, sides, strict=False):
+    for case, (one, candidate), side in zip(cases, launched[:-1], sides, strict=False):
         running = RunningComparison(launcher, case, candidate, reference)
         running.locates = False
         name = f"{candidate.workload}, {one}, against {plainest},"

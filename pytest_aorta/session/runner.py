@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,21 +220,22 @@ class WorkloadRunner(DistributedWorld):
             batch_arg, accumulate_arg = batch_arg or "batch_size", accumulate_arg or "gradient_accumulation"
         every = arrangements(self.size, has_batch=bool(batch_arg), has_accumulation=bool(accumulate_arg))
         every[:0] = [Arrangement(self.size, other=shown(other)) for other in others]
-        launched = list[tuple[Arrangement, WorkloadResult]]()
+        planned = list[tuple[Arrangement, Callable[[], WorkloadResult]]]()
         for one, other in zip(every, [*others, *[()] * (len(every) - len(others))], strict=True):
             world = WorkloadRunner(self.launcher.first(one.ranks))
             factors = {batch_arg or "": one.batch, accumulate_arg or "": one.accumulated}
             if isinstance(target, Mapping):
                 spec, config = self._declared({**target, **dict(other)})
-                result = world._run(spec, arranged_config(spec, config, factors), 1, first_step=1)
+                launch = partial(world._run, spec, arranged_config(spec, config, factors), 1, first_step=1)
             else:
                 words = self._script(target, arranged_args([*args, *other], factors))
                 joined = one.batch if not (batch_arg or accumulate_arg) else 1
                 record = {"deterministic": True, "warmup": 0}
                 settings = {"record": record, "fresh": fresh, "first_step": joined}
-                result = world._run_words(Path(words[0]).name, words, environment, settings)
-            launched.append((one, result))
-        cases = [self._case("compare_arrangements", f"{label}, {one}", 1) for one in every]
+                launch = partial(world._run_words, Path(words[0]).name, words, environment, settings)
+            planned.append((one, launch))
+        launched = [(one, launch()) for one, launch in planned]
+        cases = [self._case("compare_arrangements", f"{label}, {one}", 1) for one in every[:-1]]
         return judged(self.launcher, cases, launched)
 
     def _case(self, method: str, label: str, steps: int | None = None, *, suffix: str = "") -> str:

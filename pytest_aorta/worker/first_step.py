@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_aorta.result import first_step as kept
@@ -20,9 +19,11 @@ from pytest_aorta.result.folder import FIRST_STEP_FILE
 from pytest_aorta.worker.finite import Optimizers, roots, untraced
 from pytest_aorta.worker.layout import is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.replacing import replace
-from pytest_aorta.worker.torch_private import BaseDataLoaderIter
+from pytest_aorta.worker.torch_private import BaseDataLoaderIter, FakeTensor
 from pytest_aorta.worker.training import hashed_samples, parts_of_samples, tensors_in
 from pytest_aorta.worker.weight_hash import logical_name
+
+_BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 
 class FirstStep:
@@ -77,7 +78,7 @@ class FirstStep:
     def _leave(self, module: torch.nn.Module, _inputs: object, output: object) -> None:
         if torch.compiler.is_compiling() or self._has_ended:
             return
-        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm) and module.training:
+        if isinstance(module, _BATCH_NORMS) and module.training:
             self._traits.add(kept.BATCH_NORM)
         kinds = {part.dtype for part in tensors_in(output) if part.is_floating_point()}
         self._eps = max([self._eps, *(torch.finfo(kind).eps for kind in kinds)])
@@ -88,7 +89,8 @@ class FirstStep:
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
-        if not (self._has_ended or self._is_in_backward):
+        # A pipeline may try its shapes first.
+        if not (self._has_ended or self._is_in_backward or isinstance(loss, FakeTensor)):
             self._losses.append(loss.detach().double().sum())
         was_in_backward, self._is_in_backward = self._is_in_backward, True
         try:
