@@ -7,7 +7,6 @@ from typing import Self
 
 import torch
 
-from .common.faults import LlamaFault
 from .common.rules import Rule
 from .common.settings import HashSettings, TrainingSettings
 from .models.common.attention import AUTO
@@ -73,7 +72,6 @@ class LlamaSettings(TrainingSettings):
     fill_uninitialized_memory: bool
     hashing: HashSettings
     memory: MemorySettings
-    fault: LlamaFault
 
     @property
     def tokens_per_step(self) -> int:
@@ -84,6 +82,11 @@ class LlamaSettings(TrainingSettings):
     def returns_loss(self) -> bool:
         """Return whether the model computes its loss, so that nothing outside of it has logits."""
         return self.loss_chunks > 0
+
+    @property
+    def reduces_every_micro_batch(self) -> bool:
+        """Return whether the backward pass of every micro-batch reduces gradients, not only the last of a step."""
+        return True
 
     @property
     def holds_logits(self) -> bool:
