@@ -477,16 +477,17 @@ class StoredRule:
     def is_settled(self, most: int) -> bool:
         """Return whether a baseline that is being recorded needs no further launch, of at most ``most``.
 
-        The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`. A deviation
-        that decides when to stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has
-        to bear the uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the
-        launches so far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their
-        quantile.
+        The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`, or hardly change
+        what is enforced, as where noise between sessions outweighs that of launches. A deviation that decides when to
+        stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear the
+        uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the launches so
+        far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their quantile.
         """
-        now = self._enforced()
+        now, tolerance = self._enforced(), self.tolerance
         if self.baseline.num_launches < MIN_LAUNCHES:
-            return UNSURE * now <= self.tolerance
-        return now <= self.tolerance or self.with_launches(most)._enforced() > UNSURE * self.tolerance
+            return UNSURE * now <= tolerance
+        then = self.with_launches(most)._enforced()
+        return now <= tolerance or then > UNSURE * tolerance or tolerance < then > _HARDLY * now
 
     def _miss_rate(self, count: int) -> float:
         """Return the miss rate of a look: half for the first, where most unchanged code passes; equal parts after."""
@@ -499,3 +500,5 @@ class StoredRule:
 MIN_LAUNCHES = 5
 # The deviation of five to ten launches is known to about this factor (Mosteller's estimate of variance.py).
 UNSURE = 1.5
+# Launches that leave more than this part of a tolerance as it is do not pay.
+_HARDLY = 0.95
