@@ -477,9 +477,9 @@ class StoredRule:
     def is_settled(self, most: int) -> bool:
         """Return whether a baseline that is being recorded needs no further launch, of at most ``most``.
 
-        The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`, or hardly change
-        what is enforced, as where noise between sessions outweighs that of launches. A deviation that decides when to
-        stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear the
+        The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`, or hardly
+        change what is enforced, as where noise between sessions outweighs that of launches. A deviation that decides
+        when to stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear the
         uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the launches so
         far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their quantile.
         """
