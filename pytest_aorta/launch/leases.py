@@ -124,7 +124,9 @@ def lease(
                 held = [one for one in holders(path) if exclusive or one.exclusive or one.resource in pool]
                 lines = [f"{', '.join(names)} held by {holder}" for holder, names in _by_holder(held).items()]
                 lines += [f"{file.read_text().strip()} asked before" for file in before if file.exists()]
-                text = "\n  ".join([f"{owner}: waited {wait_s if waited_s >= wait_s else round(waited_s):g} s for {asked}", *lines])
+                text = "\n  ".join(
+                    [f"{owner}: waited {wait_s if waited_s >= wait_s else round(waited_s):g} s for {asked}", *lines]
+                )
                 if waited_s >= wait_s:
                     raise LeaseError(text)
                 if say:
