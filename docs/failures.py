@@ -34,7 +34,9 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
     "edits": (
         "What was edited",
         (
-            Meaning("the learning rate", "rate, warm-up or schedule", "from step 1: the rate; later: `schedule.step()`"),
+            Meaning(
+                "the learning rate", "rate, warm-up or schedule", "from step 1: the rate; later: `schedule.step()`"
+            ),
             Meaning("weight decay", "decay, or what has it", "the groups of the optimizer"),
             Meaning("the batch", "batch size, length, dtype", "the loader; in the last step, `drop_last`"),
             Meaning("the number of backward passes", "accumulation", "its count, `no_sync()`"),
@@ -46,7 +48,9 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("gradients of the step before are no longer", "`zero_grad` lost, or called too early", "the loop"),
             Meaning("gradients of the step before are cleared", "`zero_grad` added", "the loop"),
             Meaning("{kind} came or went", "a layer, a bias or a tie came or went", "the model's constructor"),
-            Meaning("data: {what}", "order, shuffling or content of samples", "seed, `set_epoch`, `shuffle`, transforms"),
+            Meaning(
+                "data: {what}", "order, shuffling or content of samples", "seed, `set_epoch`, `shuffle`, transforms"
+            ),
             Meaning("{name}: {before}", "a collective came or went, or another dtype", "the named line; wrappers"),
             Meaning("the host reads a value", "`.item()`, `print`, `float`", "the named line"),
             Meaning("{name} computes", "a forward pass or a checkpoint more", "evaluation, recomputation"),
@@ -61,7 +65,9 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
         "What takes the time",
         (
             Meaning("rank {self.rank} is late", "more work on this rank", "branches by rank; data"),
-            Meaning("no straggler: {late}", "Python code, or load of the hosts", "[a late host](overlap.md#a-late-host)"),
+            Meaning(
+                "no straggler: {late}", "Python code, or load of the hosts", "[a late host](overlap.md#a-late-host)"
+            ),
             Meaning("the others wait for rank", "a slow part on one rank", "what this rank alone does"),
             Meaning("ranks arrive late in turns", "uneven work", "lengths of samples, workers of loaders"),
             Meaning("rank {rank} arrives late", "more work before this collective", "this rank"),
@@ -116,7 +122,9 @@ def failures() -> str:
         if without:
             raise ValueError(f"docs/failures.py: in verdict/{module}.py, {without[0]!r} has a row or a sentence alone")
         lines = (f"| `{_shown(text)}` | {one.edit} | {one.look} |\n" for text, one in rows)
-        parts.append(f"## {heading}\n\n| symptom | likely edit | where to look |\n| --- | --- | --- |\n{''.join(lines)}")
+        parts.append(
+            f"## {heading}\n\n| symptom | likely edit | where to look |\n| --- | --- | --- |\n{''.join(lines)}"
+        )
     return "\n".join(parts)
 
 

@@ -69,7 +69,9 @@ class Trainer:
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, config.lr, total_steps=40)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=config.init_scale)
         self.sampler = DistributedSampler(Pairs(172), seed=4, drop_last=False)
-        self.loader = DataLoader(Pairs(172), config.batch, sampler=self.sampler, num_workers=config.workers, drop_last=True)
+        self.loader = DataLoader(
+            Pairs(172), config.batch, sampler=self.sampler, num_workers=config.workers, drop_last=True
+        )
 
     def train(self):
         for epoch in range(self.config.epochs):

@@ -107,7 +107,9 @@ CASES = {
         ["each operator computes 0.5 times as much; look at the batch and the length of samples"],
     ),
     "one more forward pass": (
-        facts(costs=COSTS.replace(flops={"aten::mm": 12, "aten::addmm": 5}, host_copies={"aten::_local_scalar_dense": 5})),
+        facts(
+            costs=COSTS.replace(flops={"aten::mm": 12, "aten::addmm": 5}, host_copies={"aten::_local_scalar_dense": 5})
+        ),
         facts(),
         [
             "aten::mm computes 8 -> 12 FLOPs a step; look at forward passes that came or went, and at checkpoints",
