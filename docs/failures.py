@@ -136,9 +136,8 @@ def _shown(text: str) -> str:
 def _sentences(module: str) -> Iterator[str]:
     tree = ast.parse((_VERDICT / f"{module}.py").read_text(encoding="utf-8"))
     for text in _texts(tree):
-        if text[0].isalpha() or text[0] == "{":
-            if len(_EXPRESSION.sub("", text).split()) >= _FEWEST_WORDS:
-                yield text
+        if (text[0].isalpha() or text[0] == "{") and len(_EXPRESSION.sub("", text).split()) >= _FEWEST_WORDS:
+            yield text
 
 
 def _texts(node: ast.AST) -> Iterator[str]:

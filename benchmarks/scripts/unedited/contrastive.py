@@ -1,4 +1,4 @@
-"""Two towers under FSDP2 whose embeddings are gathered, in a class with a config, with a gradient scaler and a schedule."""
+"""Two towers under FSDP2 whose embeddings are gathered: a class with a config, a gradient scaler and a schedule."""
 
 import os
 from dataclasses import dataclass
