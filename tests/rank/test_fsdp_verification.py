@@ -307,21 +307,6 @@ class LoggingStream(Stream):
         return Work(lambda: self.log.append(f"wait {number}"))
 
 
-@pytest.mark.parametrize(
-    ("depth", "log"),
-    [
-        (0, ["submit 0", "wait 0", "submit 1", "wait 1"]),
-        (1, ["submit 0", "submit 1", "wait 0", "wait 1"]),
-    ],
-)
-def test_read_ahead_submits_depth_turns_early_but_not_beyond_the_last(depth, log):
-    stream = LoggingStream([])
-    ahead = Prefetcher(stream, depth, lambda number: lambda _asynchronous: number)
-    for number in range(2):
-        ahead.take(number, last=1)
-    assert stream.log == log
-
-
 def test_read_ahead_waits_at_once_for_a_transfer_in_line():
     stream = LoggingStream([])
     ahead = Prefetcher(stream, 1, lambda number: lambda _asynchronous: number, in_line=lambda number: number == 1)
