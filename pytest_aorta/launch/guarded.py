@@ -34,7 +34,7 @@ from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import LauncherKind, wrapper_command
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -92,9 +92,8 @@ def agent_command(plan: LaunchPlan) -> list[str]:
     python, run_dir = python_command(plan), str(plan.run_dir)
     if plan.starts_ranks:
         program = find_program(plan.script or "", python[0]) or str(plan.script)
-        return [*wrapper_command(plan.profiler, plan.run_dir), program, *plan.args]
+        return [program, *plan.args]
     return [
-        *wrapper_command(plan.profiler, plan.run_dir),
         *[*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir],
         *[f"--nnodes={plan.world.nodes}", f"--node-rank={plan.node or 0}"],
         f"--nproc-per-node={plan.world.ranks_per_node}",

@@ -28,7 +28,7 @@ from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.sweep import FORK_SERVER, end_orphaned_servers, unmarked
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import WRAPPERS, LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.outcome import LaunchOutcome
 
@@ -85,8 +85,6 @@ class ForkServers:
             self._servers.popitem()[1].close()
 
     def _fit_server(self, plan: LaunchPlan) -> ForkServer:
-        if plan.profiler in WRAPPERS:
-            raise _ServerUnfit(f"{plan.profiler} profiles only processes that it has started")
         # Launches of two versions alternate, and a launch must not end the other version's server.
         slot = plan.world.device, plan.reference.name if plan.reference else None
         key = server_key(plan, self._environ)

@@ -25,7 +25,6 @@ from pytest_aorta.common.model import (
     WeightHash,
 )
 from pytest_aorta.plan.device_kind import LIBRARIES
-from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import lowest_sm_clock_mhz, throttled
@@ -193,8 +192,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.overlap.Part`; empty if no
             step was profiled.
         sm_clock_mhz: the lowest of the devices' median SM clocks; None if no clock is known.
-        profiler: the tool that slowed the steps down: the profiler that wrapped torchrun, or a Python tracer in the
-            ranks, e.g. coverage; empty if there was none.
+        profiler: the Python tracer that slowed the steps down, e.g. coverage; empty if there was none.
         kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
         collectives: transfers and waits of a profiled step by collective.
         costs: the costs of a step by the ranks that have them in common; empty if a rank counted none.
@@ -312,7 +310,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         exposed_ms=_exposed(result.overlap),
         breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
-        profiler=str(result.profiler if result.profiler in WRAPPERS else result.environment.get(PYTHON_TRACER, "")),
+        profiler=str(result.environment.get(PYTHON_TRACER, "")),
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         costs=distinct_costs(result.costs, result.simulated or range(len(result.ranks))),

@@ -263,7 +263,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     backend: Backend
     platform: Platform
     launcher: LauncherName
-    profiler: Annotated[str, Meta(pattern="^(torch|nsys|rocprofv3)$")] | None = None
+    profiler: Text | None = None
     launch_times_s: dict[str, NotNegative]
     host: str
     provenance: Provenance

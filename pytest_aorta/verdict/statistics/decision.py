@@ -484,6 +484,8 @@ def least_tolerance(
 MIN_LAUNCHES = 5
 # The deviation of five to ten launches is known to about this factor (Mosteller's estimate of variance.py).
 UNSURE = 1.5
+# Launches that leave more than this part of a tolerance as it is do not pay.
+_HARDLY = 0.95
 
 
 def enforced(
@@ -508,7 +510,8 @@ def is_settled(
 ) -> bool:
     """Return whether a baseline that is being recorded needs no further launch, of at most ``most``.
 
-    The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`. A deviation that
+    The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`, or hardly change
+    what is enforced, as where noise between sessions outweighs that of launches. A deviation that
     decides when to stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear
     the uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the launches
     so far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their quantile.
@@ -521,7 +524,8 @@ def is_settled(
 
     if have < MIN_LAUNCHES:
         return UNSURE * with_launches(have) <= tolerance
-    return with_launches(have) <= tolerance or with_launches(most) > UNSURE * tolerance
+    now, then = with_launches(have), with_launches(most)
+    return now <= tolerance or then > UNSURE * tolerance or tolerance < then > _HARDLY * now
 
 
 def last_look(max_launches: int) -> int:

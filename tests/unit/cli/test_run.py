@@ -257,14 +257,6 @@ def test_profiler_is_passed_to_the_launch(toy, capsys):
     assert f"profiler torch left no trace in {toy.path}/results/toy/launches/" in capsys.readouterr().err
 
 
-def test_profiler_that_is_not_installed_is_refused_before_a_launch(toy, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", str(toy.path))
-    error = refused(capsys, "--profiler", "nsys")
-    assert "--profiler=nsys: there is no program nsys on PATH" in error
-    assert "--aorta-profiler" not in error
-    assert toy.plans == []
-
-
 def test_wrong_workload_names_those_that_are_there(toy, capsys):
     message = refused(capsys, workload="tyo")
     assert "no workload named 'tyo' (did you mean 'toy'?)" in message
