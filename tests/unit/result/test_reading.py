@@ -156,8 +156,6 @@ def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
         ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
         ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
         ({"extra": 1}, "extra"),
-        ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
-        ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
         ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
         # Values that contradict each other.
         ({"passed": True, "failure_count": 2}, "passed is True with failure_count 2"),
