@@ -181,8 +181,10 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], sid
         yield f"{len(hot)} of the {side}'s {counted(len(reference), 'launch')}: {hot[-1]}"
     now_mhz, before_mhz = (_known(launch.sm_clock_mhz for launch in part) for part in (launches, reference))
     if now_mhz and before_mhz and (ratio := median(now_mhz) / median(before_mhz)) < 1 - CLOCK_CHANGE:
-        clocks = f"{median(now_mhz):,.0f} against {median(before_mhz):,.0f} MHz"
-        yield f"the SM clock was {1 - ratio:.0%} lower than in the {side}: {clocks}"
+        yield (
+            f"the SM clock was {1 - ratio:.0%} lower than in the {side}: "
+            f"{median(now_mhz):,.0f} against {median(before_mhz):,.0f} MHz"
+        )
     memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
     if memory > MEMORY_GROWTH and not (reference and reference[-1].memory_growth):
         yield f"memory grows within a launch by at least {memory:.1%}; look for a leak"
