@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 
+from .common.faults import LlamaFault
 from .common.rules import Rule
 from .common.settings import HashSettings, TrainingSettings
 from .models.common.attention import AUTO
@@ -72,6 +73,7 @@ class LlamaSettings(TrainingSettings):
     fill_uninitialized_memory: bool
     hashing: HashSettings
     memory: MemorySettings
+    fault: LlamaFault
 
     @property
     def tokens_per_step(self) -> int:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_aorta.worker import (
-    Delay,
     OperatorCapture,
     RankEnv,
     RankResult,
@@ -112,7 +111,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         if settings.deterministic:
             filled = self.config.get("fill_uninitialized_memory", False)
             use_deterministic_algorithms(self.device, fill_uninitialized_memory=filled)
-        self.fault = PlantedFault(settings.fault, env.rank, Delay(self.device, settings.fault.delay_ms))
+        self.fault = PlantedFault(settings.fault, env.rank, self.device)
         self.model = self.build()
         kind = self.config.get("optimizer", "fused")
         self.optimizer = make_adamw(self.model, settings.lr, settings.betas, settings.weight_decay, kind)

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from aorta_workloads.common.faults import Fault, PlantedFault
+from aorta_workloads.common import faults
+from aorta_workloads.common.faults import Fault, LlamaFault, PlantedFault
 from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.data import initial_value, initialize, sequences
@@ -10,6 +11,7 @@ from aorta_workloads.models.common.rope import apply_rope, precompute_freqs_cis
 from aorta_workloads.models.config import ModelConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
+CPU = torch.device("cpu")
 DEBUG = {
     "dim": 64,
     "n_layers": 2,
@@ -183,7 +185,7 @@ def test_fault_changes_one_element_of_one_tensor_on_its_rank_after_its_step_alon
         return [value.clone() for value in model.state_dict().values()] if kind == "weight_ulp" else state
 
     def run_step(step, rank):
-        with PlantedFault(Fault(kind=kind, step=2, rank=1), rank, delay=lambda: None).in_step(step, model, optimizer):
+        with PlantedFault(Fault(kind=kind, step=2, rank=1), rank, CPU).in_step(step, model, optimizer):
             pass
 
     before = values()
@@ -195,12 +197,13 @@ def test_fault_changes_one_element_of_one_tensor_on_its_rank_after_its_step_alon
     assert sum((old != new).sum().item() for old, new in zip(before, values(), strict=True)) == 1
 
 
-def test_gradients_are_dropped_and_batches_late_on_the_rank_and_in_the_steps_of_the_fault_alone():
+def test_dropped_gradients_and_late_batches_strike_their_rank_and_steps_alone(monkeypatch):
     model = make_model()
     optimizer, late = torch.optim.AdamW(model.parameters()), []
+    monkeypatch.setattr(faults, "Delay", lambda _, delay_ms: lambda: late.append(delay_ms))
 
     def gradients_of(kind, rank):
-        fault = PlantedFault(Fault(kind=kind, step=2, rank=1, every=2), rank, lambda: late.append((kind, rank)))
+        fault = PlantedFault(LlamaFault(kind=kind, step=2, rank=1, delay_ms=5.0, every=2), rank, CPU)
         forward, batches = fault.around(lambda x: 2 * x), fault.batches(iter(range(9)))
         weight = torch.ones((), requires_grad=True)
         next(batches)
@@ -214,7 +217,7 @@ def test_gradients_are_dropped_and_batches_late_on_the_rank_and_in_the_steps_of_
 
     assert [[*gradients_of("drop_gradient", rank)] for rank in (0, 1)] == [[2, 2, 2, 2], [2, 0, 2, 2]]
     assert [[*gradients_of("slowdown", rank)] for rank in (0, 1)] == [[2] * 4] * 2
-    assert late == [("slowdown", 1)] * 2
+    assert late == [5.0] * 2
 
 
 @pytest.mark.parametrize(("field", "value"), [("step", 4), ("rank", 2)])

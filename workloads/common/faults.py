@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.fx.node import map_aggregate
 
-from pytest_aorta.worker import OperatorCapture
+from pytest_aorta.worker import Delay, OperatorCapture
 
 from .gradients import own_shard
 from .torch_private import FakeTensor, TorchDispatchMode, disable_current_modes
@@ -29,8 +29,11 @@ class Fault:
     rank: int | None = 0
     operator: str = ""
     call: int = 1
-    delay_ms: float = 0.0
-    every: int = 1
+
+    @property
+    def slow_steps(self) -> tuple[float, int]:
+        """Return the milliseconds that slow steps take longer, and their period."""
+        return 0.0, 1
 
     def check(self, *, steps: int, world_size: int) -> None:
         """Raise ValueError if the fault could not happen in this run."""
@@ -42,12 +45,26 @@ class Fault:
             raise ValueError(f"fault {self.kind!r} names no operator; give its name, such as 'aten.mm.default'")
 
 
+@dataclass(frozen=True)
+class LlamaFault(Fault):
+    """The block ``fault`` of a Llama workload."""
+
+    delay_ms: float = 0.0
+    every: int = 1
+
+    @property
+    def slow_steps(self) -> tuple[float, int]:
+        """Return the milliseconds that slow steps take longer, and their period."""
+        return self.delay_ms, self.every
+
+
 class PlantedFault:
     """A :class:`Fault` around the steps, the batches and the model of a rank; training code does not know of faults."""
 
-    def __init__(self, fault: Fault, rank: int, delay: Callable[[], None]) -> None:
-        """Prepare the fault; ``delay`` slows a step."""
-        self._fault, self._delay = fault, delay
+    def __init__(self, fault: Fault, rank: int, device: torch.device) -> None:
+        """Prepare the fault; the delay of a slow step is calibrated on ``device``."""
+        delay_ms, self._every = fault.slow_steps
+        self._fault, self._delay = fault, Delay(device, delay_ms)
         self._is_here = fault.rank in (None, rank)
         # That of the measured step that runs.
         self._step = 0
@@ -73,7 +90,7 @@ class PlantedFault:
         """Yield ``batches``; by fault, one is late or has another integer, or two are swapped."""
         for batch in batches:
             fault = self._fault
-            if fault.kind == "slowdown" and self._is_here and self._step >= fault.step and not self._step % fault.every:
+            if fault.kind == "slowdown" and self._is_here and self._step >= fault.step and not self._step % self._every:
                 self._delay()
             if not self._strikes(BATCH_INTEGER, SWAPPED_BATCHES):
                 yield batch
