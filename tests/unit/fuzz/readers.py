@@ -202,14 +202,10 @@ TRACES = (
 HOLDER = {
     "resource": "gpu0",
     "owner": "test (pid 5)",
-    "since_s": 1.0,
+    "since": "12:00:00",
     "exclusive": False,
-    "ticket": "1.holding",
-    "pid_namespace": 4026531836,
 }
-HOLDER_FILES = damaged_bytes(json.dumps(HOLDER).encode() + b'\nlaunch "/tmp/run"\n') | damaged(HOLDER).map(
-    lambda document: json.dumps(document).encode() + b"\n"
-)
+HOLDER_FILES = damaged_json(HOLDER)
 
 
 def _read_holder(data: bytes, folder: Path) -> None:

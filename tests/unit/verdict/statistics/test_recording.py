@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_aorta.verdict.statistics.decision import Outcome, Scale, decide_stored, is_settled
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale, StoredRule
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, VarianceComponents, baseline_estimate
 
 TOLERANCE, MOST, MAX_LAUNCHES = 0.05, 10, 6
@@ -21,10 +21,8 @@ def recorded(
     while True:
         values.append(rng.gauss(0, deviation))
         estimate = baseline_estimate({"block": values}, [[values]], PRIOR)
-        given = {"tolerance": tolerance, "most": MOST, "max_launches": MAX_LAUNCHES}
-        if len(values) >= MOST or (
-            len(values) >= least and is_settled(estimate, block, **given, worse=1, scale=Scale.RELATIVE)
-        ):
+        rule = StoredRule(estimate, block, tolerance, MAX_LAUNCHES)
+        if len(values) >= MOST or (len(values) >= least and rule.is_settled(MOST)):
             return estimate, len(values)
 
 
@@ -32,7 +30,7 @@ def compared(rng: random.Random, baseline: Estimate, deviation: float, change: f
     values: list[float] = []
     while True:
         values.append(Scale.RELATIVE.difference(change) + rng.gauss(0, deviation))
-        decision = decide_stored(values, "block", baseline, TOLERANCE, max_launches=MAX_LAUNCHES, worse=1)
+        decision = StoredRule(baseline, "block", TOLERANCE, MAX_LAUNCHES).decide(values)
         if decision.outcome is not None:
             return decision.outcome
 
