@@ -34,6 +34,7 @@ from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.reference import cache_folder
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -145,6 +146,10 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         own = f"-{capability}"
         folder = kept.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}")
         kept["TORCHINDUCTOR_CACHE_DIR"] = folder.removesuffix(own) + own
+    if kept.get("PYTHONDONTWRITEBYTECODE") and not _has_bytecode("torch"):
+        # As in many images: each rank would compile torch, for seconds.
+        kept.setdefault("PYTHONPYCACHEPREFIX", str(cache_folder(kept) / "bytecode"))
+        del kept["PYTHONDONTWRITEBYTECODE"]
     if plan.record is not None and plan.record.deterministic:
         # Without it, torch refuses matrix products under deterministic algorithms on NVIDIA GPUs.
         kept.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -162,6 +167,12 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept["PYTHONPATH"] = ":".join(filter(None, [str(STARTUP), kept.get("PYTHONPATH")]))
         kept[variables.RUN_DIR] = str(plan.run_dir)
     return kept
+
+
+def _has_bytecode(package: str) -> bool:
+    """Return whether a package, which is not imported, was compiled when it was installed."""
+    spec = importlib.util.find_spec(package)
+    return spec is None or spec.origin is None or Path(spec.origin).with_name("__pycache__").exists()
 
 
 def with_own_code(environ: dict[str, str]) -> dict[str, str]:
