@@ -85,7 +85,7 @@ def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on parameters, and on buffers, that only one side has."""
     for kind, one, other in (("parameters", here, there), ("buffers", here.buffers, there.buffers)):
         if names := came_or_went(one.names, other.names):
-            yield 0, f"{kind}: {some_of(names)}"
+            yield 0, f"{kind} came or went: {some_of(names)}"
 
 
 def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -133,17 +133,22 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
 
 
 def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _Found:
-    """Yield a sentence on each collective, and read of a value, that came or went on the first rank that differs."""
+    """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
+    flops = _parts(launches, others, Cost.FLOPS)
+    ratios = {f"{after / before:.5g}" for *_, before, after in flops if before}
+    if len(ratios) == 1 and len(flops) == len(launches[-1].costs[0].costs.flops):
+        yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
+    elif flops:
+        rank, name, before, after = max(flops, key=lambda row: abs(row[3] - row[2]))
+        place = place_of(launches, others, rank, Cost.FLOPS, name, after - before)
+        text = f"{name} computes {before:,} -> {after:,} FLOPs a step"
+        yield 1, text + f" in {place}" * bool(place) + "; look at forward passes that came or went, and at checkpoints"
     for cost, text in _COSTS.items():
         for rank, name, before, after in _parts(launches, others, cost):
             place = place_of(launches, others, rank, cost, name, after - before)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
             yield 1, text.format(name=name, before=before, after=after) + f" in {place}" * bool(place) + follows
-    flops = _parts(launches, others, Cost.FLOPS)
-    ratios = {f"{after / before:.5g}" for *_, before, after in flops if before}
-    if len(ratios) == 1 and len(flops) == len(launches[-1].costs[0].costs.flops):
-        yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
 
 
 def _parts(
@@ -163,7 +168,8 @@ def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on the loss of the first step, where weights are equal before it."""
     first = [side.weights.get("0") for side in (here, there)]
     pairs = [(one.get("1"), other.get("1")) for one, other in zip(here.loss, there.loss, strict=False)]
-    if first[0] is None or first[0] != first[1] or not any(one != other for one, other in pairs):
+    ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if one != other]
+    if first[0] is None or first[0] != first[1] or not ranks:
         return
     has_samples = bool(here.batches.get("1"))
     equal = f"the loss of step 1 {{}} with equal weights{' and samples' if has_samples else ''}; look at "
@@ -172,7 +178,8 @@ def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
         yield 1, equal.format(f"is {ratio} times as large") + "how it is scaled or averaged"
     else:
         places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
-        yield 1, equal.format("differs") + places
+        who = "" if len(ranks) == len(pairs) else f" on rank {', '.join(ranks)}"
+        yield 1, equal.format(f"differs{who}") + places
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

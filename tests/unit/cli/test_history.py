@@ -71,7 +71,7 @@ def test_uncommitted_changes_of_two_runs_are_two_versions():
 
 
 def test_launches_of_a_reference_or_under_a_profiler_are_left_out():
-    launches = [make_launch(), make_launch(side=Side.REFERENCE), make_launch(profiler="nsys")]
+    launches = [make_launch(), make_launch(side=Side.REFERENCE), make_launch(profiler="coverage")]
     assert list(map(len, one([make_entry(launches=tuple(launches))]).versions)) == [1]
 
 
