@@ -110,7 +110,7 @@ class Holder(Model, frozen=True):
     def __str__(self) -> str:
         """Return the owner with the time, and what holds the resource if the owner has died."""
         left = f", dead, but processes {processes_of(self.launches)} of its launches live"
-        alone = ", with the host alone" if self.exclusive else ""
+        alone = ", with no other test on this host" if self.exclusive else ""
         since = time.strftime("%H:%M:%S", time.localtime(self.since_s))
         return f"{self.owner}{left if self.is_dead else ''}, since {since}{alone}"
 
@@ -142,7 +142,7 @@ def lease(
     """
     began_s, next_s = time.monotonic(), SAY_S
     path, holder = _folder(folder), f"{owner[:_MAX_TEXT]} (pid {os.getpid()})"
-    asked = f"{count} of {len(pool)} resources{' and the host alone' if exclusive else ''}"
+    asked = f"{count} of {len(pool)} resources{', with no other test on this host' if exclusive else ''}"
     with raised_as(LeaseError, f"lease folder {path}: ", after=_REMEDY), ExitStack() as undo:
         _check(path)
         ticket = _ticket(path, holder, undo)
