@@ -95,7 +95,6 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("the step's graph of streams is not", "none", "the named reason"),
             Meaning("the step's graph of streams does not show", "none", "[overlap](overlap.md)"),
             Meaning("buffers are not compared", "none: an older baseline", "record again"),
-            Meaning("{row.metric}: the change can't be split", "none", "`profile_steps`"),
         ),
     ),
     "schedules": (

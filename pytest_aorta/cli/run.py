@@ -80,9 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch failed; earlier trials are kept.
     """
     options, trials = given_options(arguments), arguments.trials
-    target = given_target(
-        options, arguments.workload, arguments.script, arguments.args, arguments.config, arguments.assignments
-    )
+    target = given_target(options, arguments, arguments.workload, arguments.script)
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
     test = RunningTest(OWNER)
     with closing(Session(options, line=SpokenState())) as session, terminable():

@@ -1,7 +1,7 @@
 """The plan of one launch, the one record of what is launched."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -140,10 +140,10 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
         """The working folder of the ranks."""
         return self.copy or self.cwd
 
-    def ranks_of(self, node: int) -> range:
-        """Return the ranks of a node."""
+    def ranks_of(self, node: int) -> Sequence[int]:
+        """Return the ranks that are started on a node."""
         here = self.world.ranks_per_node
-        return range(node * here, (node + 1) * here)
+        return self.world.ranks[node * here : (node + 1) * here]
 
     @property
     def title(self) -> str:
