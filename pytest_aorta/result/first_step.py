@@ -31,6 +31,7 @@ DRAWN: Final = "drawn"
 INTEGERS: Final = "integers"
 SAMPLES: Final = (GIVEN, DRAWN, INTEGERS)
 TRAITS: Final = "traits"
+STATE: Final = "state"
 LOSS: Final = "loss"
 EPS: Final = "eps"
 RATES: Final = "learning rates"
@@ -38,6 +39,8 @@ STEPS: Final = "steps"
 # Traits of a forward pass whose numbers depend on the arrangement, as they may.
 RANDOM: Final = "random numbers"
 BATCH_NORM: Final = "BatchNorm"
+# A sampler shuffled two epochs alike.
+SAME_EPOCHS: Final = "same epochs"
 
 
 def key(kind: str, name: str) -> str:
@@ -57,6 +60,7 @@ class FirstStep:
         loss: The mean over ranks of the sum of the losses that a rank has trained with.
         eps: The largest machine epsilon of the types that modules have computed with.
         traits: What the forward pass has whose numbers depend on the arrangement.
+        draws_alike: Whether all of several ranks had the same state of random numbers.
         rates: The learning rate of each parameter group.
         num_steps: The number of steps of optimizers in the whole launch, on the rank with most.
     """
@@ -68,6 +72,7 @@ class FirstStep:
     loss: float
     eps: float
     traits: frozenset[str]
+    draws_alike: bool
     rates: tuple[float, ...]
     num_steps: int
 
@@ -108,6 +113,7 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
         float(np.mean([part[LOSS].sum() for part in parts])),
         max(float(part[EPS]) for part in parts),
         frozenset(text for part in parts for text in _texts(part[TRAITS])),
+        len(parts) > 1 and all(np.array_equal(part[STATE], parts[0][STATE]) for part in parts),
         tuple(map(float, parts[0][RATES])),
         max(int(part[STEPS]) for part in parts),
     )
