@@ -24,6 +24,7 @@ SHAPE: Final = "shape"
 INDEX: Final = "index"
 # The norm that a gradient was clipped by.
 NORM: Final = "norm"
+RATE: Final = "learning rate"
 # What a rank's file has once: samples that the outermost module was given, and that loaders have returned; the integers
 # of the former, since ranks may share samples.
 GIVEN: Final = "given"
@@ -34,7 +35,6 @@ TRAITS: Final = "traits"
 STATE: Final = "state"
 LOSS: Final = "loss"
 EPS: Final = "eps"
-RATES: Final = "learning rates"
 STEPS: Final = "steps"
 # Traits of a forward pass whose numbers depend on the arrangement, as they may.
 RANDOM: Final = "random numbers"
@@ -61,7 +61,7 @@ class FirstStep:
         eps: The largest machine epsilon of the types that modules have computed with.
         traits: What the forward pass has whose numbers depend on the arrangement.
         draws_alike: Whether all of several ranks had the same state of random numbers.
-        rates: The learning rate of each parameter group.
+        rates: The learning rate of each parameter.
         num_steps: The number of steps of optimizers in the whole launch, on the rank with most.
     """
 
@@ -73,7 +73,7 @@ class FirstStep:
     eps: float
     traits: frozenset[str]
     draws_alike: bool
-    rates: tuple[float, ...]
+    rates: dict[str, float]
     num_steps: int
 
 
@@ -114,7 +114,7 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
         max(float(part[EPS]) for part in parts),
         frozenset(text for part in parts for text in _texts(part[TRAITS])),
         len(parts) > 1 and all(np.array_equal(part[STATE], parts[0][STATE]) for part in parts),
-        tuple(map(float, parts[0][RATES])),
+        {name: float(part[key(RATE, name)]) for part, name in _named(parts, RATE)},
         max(int(part[STEPS]) for part in parts),
     )
 

@@ -125,8 +125,10 @@ def _judged(one: Side, other: Side) -> Iterator[tuple[str, _Judged]]:
     yield "grad_norm", _norms([one, other], bound)
     if one.loss is not None and other.loss is not None:
         yield "loss", _loss(one.loss, other.loss, bound)
-    text = f"learning rates of parameter groups: {_numbers(here.rates)} against {_numbers(there.rates)}"
-    yield "learning_rate", _Judged(int(here.rates != there.rates), f"{text}, for the same samples")
+    names = [name for name, rate in here.rates.items() if rate != there.rates[name]]
+    rates = ", ".join(dict.fromkeys(f"{here.rates[name]:g} against {there.rates[name]:g}" for name in names))
+    text = f"learning rate {rates} for the same samples, of {some_of(names)}" if names else "equal"
+    yield "learning_rate", _Judged(len(names), text)
     yield "buffers", _buffers(here, there, bound)
     # Optimizers such as Adam enlarge the rounding of small gradients.
     loose = math.sqrt(bound)
@@ -278,10 +280,6 @@ def _buffers(here: FirstStep, there: FirstStep, bound: float) -> _Judged:
     if apart := here.apart[BUFFER]:
         return _Judged(len(apart), f"buffers {some_of(apart)} differ between ranks")
     return _described(factors(here.tensors[BUFFER], there.tensors[BUFFER], bound), bound, "buffers: ")
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 def _updates(step: FirstStep) -> dict[str, Array]:

@@ -41,7 +41,6 @@ class FirstStep:
         self._gradients: dict[int, torch.Tensor] = {}
         self._norms: dict[int, float] = {}
         self._losses: list[torch.Tensor] = []
-        self._rates: list[float] = []
         self._num_steps = 0
         self._samples: dict[str, list[str]] = {kind: [] for kind in kept.SAMPLES}
         # The module that was called first of those that run.
@@ -78,8 +77,8 @@ class FirstStep:
         if self._outermost is None:
             self._outermost, self._random = module, _random_state()
             self._first_random = self._first_random or self._random
-            # What has a gradient was computed by another module.
-            self._note_samples(kept.GIVEN, [part for part in tensors_in(inputs) if not part.requires_grad])
+            # What has a gradient was computed by another module; labels may follow.
+            self._note_samples(kept.GIVEN, [part for part in tensors_in(inputs) if not part.requires_grad][:1])
 
     def _leave(self, module: torch.nn.Module, _inputs: object, output: object) -> None:
         if torch.compiler.is_compiling() or self._has_ended:
@@ -152,9 +151,10 @@ class FirstStep:
         self._optimizers.add(optimizer)
         named = self._optimizers.named(optimizer)
         self._keep_gradients(part for _, part in named)
-        self._rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        rates = {id(part): group.get("lr", 0) for group in optimizer.param_groups for part in group["params"]}
         for name, part in named:
             self._add(kept.BEFORE, name, part, part)
+            self._parts[kept.key(kept.RATE, logical_name(name))] = np.array(float(rates[id(part)]))
             if (gradient := self._gradients.get(id(part))) is not None:
                 self._add(kept.GRADIENT, name, gradient, part)
                 if id(part) in self._norms:
@@ -191,7 +191,6 @@ class FirstStep:
             kept.LOSS: np.array([float(loss) for loss in self._losses]),
             kept.STATE: np.frombuffer(self._first_random, dtype=np.uint8),
             kept.EPS: np.array(self._eps),
-            kept.RATES: np.array(self._rates),
             kept.STEPS: np.array(self._num_steps),
         }
         with (folder / FIRST_STEP_FILE).open("wb") as file:

@@ -39,7 +39,7 @@ def test_script_with_a_fault_is_told_from_one_without(workload, fault):
     ("plant", "finds"),
     [
         (Plant.SUMMED, r"all 11 x 2\.000"),
-        (Plant.RATE, "0.02, 0.02 against 0.01, 0.01"),
+        (Plant.RATE, "learning rate 0.02 against 0.01"),
         (Plant.SAME_SAMPLES, "other samples: 4 of 8"),
     ],
 )

@@ -92,9 +92,7 @@ RESUMED = (
             STRANGER,
             3,
             ("--aorta-launches=3",),
-            (
-                "arranged otherwise, the script computes the same: the same 16 samples in another arrangement; 4 gradients",
-            ),
+            ("arranged otherwise, the script computes the same: the same 16 samples in another arrangement",),
         ),
         (RESUMED, 2, (), ("snapshot.pt, which the script writes", "the recorder sets seeds")),
     ],
