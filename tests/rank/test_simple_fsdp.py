@@ -195,7 +195,6 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
     [
         # Backward does not need the embedding.
         pytest.param({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4), marks=pytest.mark.extended),
-        pytest.param(MANUAL | {"bucket_order": "graph"}, (4, 3, 4), marks=pytest.mark.extended),
         ({"blocks_per_bucket": 2}, (3, 2, 3)),
     ],
 )
@@ -310,13 +309,6 @@ ORDERS = {
     ),
     "gradients of a bucket are summed over replicas together": (REPLICAS, "", "a0 a1 wa0 a2 wa1 a3 wa2 wa3"),
     "replicas, a named module": (REPLICAS | {"overlap_reorder_modules": ("layers.1",)}, "", SUMMED),
-    "replicas, not reordered": (REPLICAS | {"overlap_reorder": False}, "", SUMMED),
-    "only the buckets of a range of modules are reordered": (
-        {"overlap_reorder_modules": ("layers.[0-1]",)},
-        "g0 g1 wg0 g2 wg1 wg2 g3 wg3",
-        "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3",
-    ),
-    "a stage": (MANUAL | {"stage": 0}, "g0 g1 wg0 wg1", "g0 wg0 r0 r1 wr0 wr1"),
     "a stage reorders the named modules that it has": (
         MANUAL | {"stage": 0, "overlap_reorder_modules": ("layers.1",)},
         "g0 wg0 g1 wg1",
@@ -327,23 +319,14 @@ ORDERS = {
         GATHERED,
         "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3",
     ),
-    "the pass reorder is disabled": ({"disable_passes": ["reorder"]}, GATHERED),
     "the pass bucket is disabled": (
         {"disable_passes": ["bucket"]},
         " ".join(f"g{number} wg{number}" for number in range(21)),
     ),
 }
-NIGHTLY = (
-    "replicas, not reordered",
-    "only the buckets of a range of modules are reordered",
-    "a stage",
-    "the pass reorder is disabled",
-)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.extended] if name in NIGHTLY else []) for name in ORDERS]
-)
+@pytest.mark.parametrize("name", ORDERS)
 def test_collectives_start_and_are_waited_for_in_the_order_of_the_settings(mesh, monkeypatch, name):
     given, *orders = ORDERS[name]
     mesh = ParallelMesh(given["dims"], "cpu") if "dims" in given else mesh
