@@ -89,11 +89,8 @@ def count(profile, name):
     return sum(event.count for event in profile.key_averages() if event.key.startswith(f"_c10d_functional::{name}"))
 
 
-def collectives_of_a_step(mesh, blocks_per_bucket=1, stage=None, **given):
-    """Return the number of all-gathers in forward, and of all-gathers and reduce-scatters in backward.
-
-    ``stage`` is the number of a stage of two.
-    """
+def run_a_step(mesh, blocks_per_bucket=1, stage=None, **given):
+    """Compile a model, or the stage of this number of two, and run a step; return a function that runs forward."""
     model, whole = make_sharded(mesh, stage=stage), make_model()
     settings = replace(PLANNED, **given)
     buckets = block_buckets(model, blocks_per_bucket) if settings.bucketing == "transformer_block" else ()
@@ -101,11 +98,16 @@ def collectives_of_a_step(mesh, blocks_per_bucket=1, stage=None, **given):
         buckets = buckets_of_stage(model, module_buckets(whole, settings.bucket_modules))
     no_reorder = no_reorder_buckets(whole, buckets, settings.overlap_reorder_modules)
     compile_model(model, mesh, settings, buckets, no_reorder)
-    tokens = torch.zeros(2, 8, dtype=torch.int64)
-    freqs_cis = model.config.freqs_cis(torch.arange(8))
+    tokens, freqs_cis = torch.zeros(2, 8, dtype=torch.int64), model.config.freqs_cis(torch.arange(8))
     model(tokens, freqs_cis).sum().backward()
+    return lambda: model(tokens, freqs_cis).sum()
+
+
+def collectives_of_a_step(mesh, **given):
+    """Return the number of all-gathers in forward, and of all-gathers and reduce-scatters in backward."""
+    run = run_a_step(mesh, **given)
     with profiled() as forward:
-        loss = model(tokens, freqs_cis).sum()
+        loss = run()
     with profiled() as backward:
         loss.backward()
     return count(forward, "all_gather"), count(backward, "all_gather"), count(backward, "reduce_scatter")
@@ -208,7 +210,7 @@ def orders_of_a_step(mesh, monkeypatch, **given):
     monkeypatch.setattr(
         compile, "boxed_nop", lambda module, inputs: graphs.append(module.graph) or BOXED(module, inputs)
     )
-    collectives_of_a_step(mesh, **given)
+    run_a_step(mesh, **given)
     return [" ".join(_starts_and_waits(graph)) for graph in graphs]
 
 
