@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import RANDOM, SeriesFacts, Setting, came_or_went, other_ranks, some_of
-from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
-from pytest_aorta.verdict.by_rank import place_of, varying
+from pytest_aorta.result.trace.profiled_steps import Cost
+from pytest_aorta.verdict.by_rank import CostChange, cost_changes, place_of, varying
 
 # Name of a setting -> what it is called. Others are hyperparameters of the optimizer, which have the names of torch.
 _NAMES = {
@@ -134,34 +134,34 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
 
 def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _Found:
     """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
-    flops = _parts(launches, others, Cost.FLOPS)
-    ratios = {f"{after / before:.5g}" for *_, before, after in flops if before}
-    if len(ratios) == 1 and len(flops) == len(launches[-1].costs[0].costs.flops):
-        yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
-    elif flops:
-        rank, name, before, after = max(flops, key=lambda row: abs(row[3] - row[2]))
-        place = place_of(launches, others, rank, Cost.FLOPS, name, after - before)
-        text = f"{name} computes {before:,} -> {after:,} FLOPs a step"
-        yield 1, text + f" in {place}" * bool(place) + "; look at forward passes that came or went, and at checkpoints"
+    if flops := _changed(launches, others, Cost.FLOPS):
+        yield 1, _flops(launches, others, flops)
     for cost, text in _COSTS.items():
-        for rank, name, before, after in _parts(launches, others, cost):
-            place = place_of(launches, others, rank, cost, name, after - before)
+        if (change := _changed(launches, others, cost)) is None:
+            continue
+        for name in sorted(change.parts):
+            before, after = change.before.get(name, 0), change.after.get(name, 0)
+            place = place_of(launches, others, change, cost, name)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
             yield 1, text.format(name=name, before=before, after=after) + f" in {place}" * bool(place) + follows
 
 
-def _parts(
-    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], cost: Cost
-) -> list[tuple[int, str, int, int]]:
-    """Return the first rank that differs with the parts of a cost that differ, and both numbers."""
-    ours, theirs = (by_rank(side[-1].costs, cost) or {} for side in (launches, others))
-    for rank in sorted(ours.keys() & theirs.keys()):
-        names = sorted((ours[rank].keys() | theirs[rank].keys()) - varying(others, cost))
-        rows = [(rank, name, theirs[rank].get(name, 0), ours[rank].get(name, 0)) for name in names]
-        if different := [row for row in rows if row[2] != row[3]]:
-            return different
-    return []
+def _flops(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], change: CostChange) -> str:
+    parts, before, after = change.parts, change.before, change.after
+    ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
+    if len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops):
+        return f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
+    name = next(iter(parts))
+    place = place_of(launches, others, change, Cost.FLOPS, name)
+    text = f"{name} computes {before.get(name, 0):,} -> {after.get(name, 0):,} FLOPs a step"
+    return text + f" in {place}" * bool(place) + "; look at forward passes that came or went, and at checkpoints"
+
+
+def _changed(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], cost: Cost) -> CostChange | None:
+    """Return a cost of the first rank that differs; None if none does."""
+    changes = cost_changes(launches[-1], others, cost, varying(others, cost))
+    return next((change for change in changes if change.parts), None)
 
 
 def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
