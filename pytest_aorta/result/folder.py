@@ -41,7 +41,6 @@ STACKS_FILE: Final = "stacks.txt"
 ERROR_FILE: Final = "error.json"
 IN_FLIGHT_FILE: Final = "collectives.json"
 ARRIVALS_FILE: Final = "arrivals.json"
-TELEMETRY_FILE: Final = "telemetry.jsonl"
 OPERATORS_FILE: Final = "operators.json"
 
 

@@ -7,9 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import RANDOM, SeriesFacts, Setting, came_or_went, other_ranks, some_of
+from pytest_aorta.result.series import (
+    RANDOM,
+    SeriesFacts,
+    Setting,
+    came_or_went,
+    hashes_by_name,
+    other_ranks,
+    some_of,
+)
 from pytest_aorta.result.trace.profiled_steps import Cost
-from pytest_aorta.verdict.by_rank import CostChange, cost_changes, place_of, varying
+from pytest_aorta.verdict.by_rank import cost_changes, place_of, varying
 
 # Name of a setting -> what it is called. Others are hyperparameters of the optimizer, which have the names of torch.
 _NAMES = {
@@ -29,6 +37,7 @@ _SENTENCES = {
 # Cost -> what a part of it that changed means.
 _COSTS = {
     Cost.COLLECTIVES: "{name}: {before} -> {after} calls a step",
+    Cost.FLOPS: "{name} computes {before:,} -> {after:,} FLOPs a step",
     Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float)",
 }
 # What shows in the first step and what shows only in the second one are of one edit.
@@ -64,8 +73,9 @@ def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> lis
         [found for pair in pairs for found in _samples(*pair)],
         [*_costs(launches, others)],
         [
-            *(found for pair in seeded for found in _random(*pair)),
-            *(found for pair in pairs for found in (*_loss(*pair), *_length(*pair))),
+            *(drawn := [found for pair in seeded for found in _random(*pair)]),
+            *(found for pair in pairs for found in _initial(*pair) if not drawn),
+            *(found for pair in pairs for found in (*_numbers(*pair), *_length(*pair))),
         ],
     )
     found = next(filter(None, kinds), [])
@@ -92,7 +102,10 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on each setting; one for all parameters for which it changed alike."""
     pairs = [*zip(here.settings, there.settings, strict=False)]
     groups: dict[_Change, list[str]] = {}
-    for change in sorted({change for pair in pairs for change in _changes(*pair)}):
+    # A schedule may change other hyperparameters with the learning rate.
+    for change in sorted(
+        {change for pair in pairs for change in _changes(*pair)}, key=lambda one: (one[0], one[1] != "lr", one)
+    ):
         # A side that ends early has no settings of further steps.
         if change.name != RANDOM and change.step <= min(here.num_steps, there.num_steps):
             groups.setdefault(change._replace(group=""), []).append(change.group)
@@ -134,52 +147,52 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
 
 def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _Found:
     """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
-    if flops := _changed(launches, others, Cost.FLOPS):
-        yield 1, _flops(launches, others, flops)
     for cost, text in _COSTS.items():
-        if (change := _changed(launches, others, cost)) is None:
+        changes = cost_changes(launches[-1], others, cost, varying(others, cost))
+        if (change := next((change for change in changes if change.parts), None)) is None:
             continue
-        for name in sorted(change.parts):
-            before, after = change.before.get(name, 0), change.after.get(name, 0)
+        parts, before, after = change.parts, change.before, change.after
+        ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
+        if cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops):
+            yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
+            continue
+        # Of operators, the one that changed most is named: the others follow.
+        for name in [*parts][:1] if cost is Cost.FLOPS else sorted(parts):
+            was, now = before.get(name, 0), after.get(name, 0)
             place = place_of(launches, others, change, cost, name)
-            parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
+            parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and now < was else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
-            yield 1, text.format(name=name, before=before, after=after) + f" in {place}" * bool(place) + follows
+            yield 1, text.format(name=name, before=was, after=now) + f" in {place}" * bool(place) + follows
 
 
-def _flops(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], change: CostChange) -> str:
-    parts, before, after = change.parts, change.before, change.after
-    ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
-    if len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops):
-        return f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
-    name = next(iter(parts))
-    place = place_of(launches, others, change, Cost.FLOPS, name)
-    text = f"{name} computes {before.get(name, 0):,} -> {after.get(name, 0):,} FLOPs a step"
-    return text + f" in {place}" * bool(place) + "; look at forward passes that came or went, and at checkpoints"
+def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on weights before the first step."""
+    if who := other_ranks(here.weights, there.weights, "0"):
+        one, two = hashes_by_name(here, there, "0")
+        names = [name for name in one if one[name] != two.get(name)]
+        of = f" of {some_of(names)}" if 0 < len(names) < len(one) else ""
+        yield 0, f"the initial weights{of} differ on {who}; look at the initialization, and at what is loaded"
 
 
-def _changed(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], cost: Cost) -> CostChange | None:
-    """Return a cost of the first rank that differs; None if none does."""
-    changes = cost_changes(launches[-1], others, cost, varying(others, cost))
-    return next((change for change in changes if change.parts), None)
-
-
-def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on the loss of the first step, where weights are equal before it."""
+def _numbers(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on the loss of the first step, or else on its norm, where weights are equal before it."""
     first = [side.weights.get("0") for side in (here, there)]
-    pairs = [(one.get("1"), other.get("1")) for one, other in zip(here.loss, there.loss, strict=False)]
-    ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if one != other]
-    if first[0] is None or first[0] != first[1] or not ranks:
+    if first[0] is None or first[0] != first[1]:
         return
     has_samples = bool(here.batches.get("1"))
-    equal = f"the loss of step 1 {{}} with equal weights{' and samples' if has_samples else ''}; look at "
-    ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
-    if len(ratios) == 1 and (ratio := ratios.pop()) != "1":
-        yield 1, equal.format(f"is {ratio} times as large") + "how it is scaled or averaged"
-    else:
-        places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
-        who = "" if len(ranks) == len(pairs) else f" on rank {', '.join(ranks)}"
-        yield 1, equal.format(f"differs{who}") + places
+    equal = f"with equal weights{' and samples' if has_samples else ''}; look at "
+    for what, sides in (("loss", (here.loss, there.loss)), ("gradient norm", (here.grad_norm, there.grad_norm))):
+        pairs = [(one.get("1"), other.get("1")) for one, other in zip(*sides, strict=False)]
+        ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if one != other]
+        ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
+        if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1":
+            yield 1, f"the {what} of step 1 is {ratio} times as large {equal}how it is scaled or averaged"
+        elif ranks and what == "loss":
+            who = "" if len(ranks) == len(pairs) else f" on rank {', '.join(ranks)}"
+            places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
+            yield 1, f"the loss of step 1 differs{who} {equal}{places}"
+        if ranks:
+            return
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

@@ -36,7 +36,7 @@ from pytest_aorta.worker.groups import keep_groups
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recording
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
-from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
+from pytest_aorta.worker.workload import RankEnv, Workload
 
 # Objects that stay alive until the rank's process exits, as a script's globals do.
 _kept: list[object] = []
@@ -71,7 +71,7 @@ def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[
     _leave_returned(folder)
     if not has_left:
         leave()
-    _finish(folder, _recorded(plan), tracer, Telemetry())
+    _finish(folder, _recorded(plan), tracer)
     if has_left:
         os._exit(0)
     if recording.steps.end_together:
@@ -102,8 +102,7 @@ def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
     _leave_returned(folder)
     _refuse_leaks(plan.reference)
     result = _checked(result, workload.named_parameters(), "at the end of the run")
-    _plain(result)  # the telemetry's error would name no field
-    _finish(folder, result, python_tracer(), workload.telemetry())
+    _finish(folder, result, python_tracer())
     workload.cleanup()
 
 
@@ -119,7 +118,7 @@ def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> N
     result = _with_result_of(given, f"{spec.class_name}.run()", recorded)
     recording.refuse_non_finite()
     result = _checked(result, recording.named_parameters(), "at the end of the run")
-    _finish(folder, result, python_tracer(), Telemetry())
+    _finish(folder, result, python_tracer())
     workload.cleanup()
 
 
@@ -196,9 +195,7 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
 
     def write_result() -> None:
         _leave_returned(folder)
-        recorded = _recorded(plan)
-        Telemetry().write(folder, recorded)
-        _write_result(folder, recorded)
+        _write_result(folder, _recorded(plan))
 
     return write_result
 
@@ -345,12 +342,11 @@ def _leave_returned(folder: Path) -> None:
         (folder / RETURNED_FILE).touch()
 
 
-def _finish(folder: Path, result: RankResult, tracer: str | None, telemetry: Telemetry) -> None:
+def _finish(folder: Path, result: RankResult, tracer: str | None) -> None:
     """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
     This rank's process groups stay alive after the rank leaves them; the process exits without destroying them.
     """
-    telemetry.write(folder, result)
     if tracer:
         result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
     _write_result(folder, result)

@@ -15,7 +15,6 @@ from aorta_workloads.fsdp.verification import MAX_DETAILS, Verification
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.worker import StreamSpans
 from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
@@ -52,7 +51,7 @@ class OneRank:
             settings = Settings.read(config, member, WORLD_SIZE)
             codes, buffers = CodeTable(settings.dtype, CPU, seed=0), Buffers(settings, CPU)
             verification = Verification(settings, codes, buffers.index, buffers.input_index)
-            self.steps.append(FaultyStep(settings, buffers, codes, verification, StreamSpans(CPU, every=0)))
+            self.steps.append(FaultyStep(settings, buffers, codes, verification))
             if member == rank:
                 self.codes, self.buffers, self.verification = codes, buffers, verification
         self.verification.rehearse()
@@ -305,21 +304,6 @@ class LoggingStream(Stream):
         number = transfer(False)
         self.log.append(f"submit {number}")
         return Work(lambda: self.log.append(f"wait {number}"))
-
-
-@pytest.mark.parametrize(
-    ("depth", "log"),
-    [
-        (0, ["submit 0", "wait 0", "submit 1", "wait 1"]),
-        (1, ["submit 0", "submit 1", "wait 0", "wait 1"]),
-    ],
-)
-def test_read_ahead_submits_depth_turns_early_but_not_beyond_the_last(depth, log):
-    stream = LoggingStream([])
-    ahead = Prefetcher(stream, depth, lambda number: lambda _asynchronous: number)
-    for number in range(2):
-        ahead.take(number, last=1)
-    assert stream.log == log
 
 
 def test_read_ahead_waits_at_once_for_a_transfer_in_line():

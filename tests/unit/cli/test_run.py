@@ -215,9 +215,9 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
     [
         (["--set", "step=1"], "has no config keys ['step'] (did you mean 'steps'?); there are ["),
         (["--set", "step.x=1"], "has no config keys ['step'] (did you mean 'steps'?)"),
-        (["--steps", "1.5"], 'steps: got 1.5, allowed is type "integer"'),
-        (["--set", "steps=many"], "steps: got 'many', allowed is type \"integer\""),
-        (["--set", "fault.kind=odd"], 'fault.kind: got \'odd\', allowed is one of ["none", "bad"]'),
+        (["--steps", "1.5"], "steps: 1.5 is not of type 'integer'"),
+        (["--set", "steps=many"], "steps: 'many' is not of type 'integer'"),
+        (["--set", "fault.kind=odd"], "fault.kind: 'odd' is not one of ['none', 'bad']"),
         (["--set", "steps.a=1"], "steps.a: steps is 3, and only objects have keys"),
         (["--set", "steps"], "--set: got 'steps', allowed is KEY=VALUE"),
         (["--set", "fault..kind=1"], "--set: got 'fault..kind=1', allowed is KEY=VALUE"),
