@@ -40,6 +40,9 @@ COMMANDS = (
     _Command("workloads", "start", "list workloads, or the config keys of one workload"),
     _Command("run", "test", "launch a workload or a training script and keep each trial's result"),
     _Command("selftest", "test", "plant faults into the launches of tests, and show which are found"),
+    _Command(
+        "arrange", "test", "compare a script's gradients with those of other ranks and batches, without a baseline"
+    ),
     _Command("scale", "test", "show how the costs of a step grow with the number of ranks, without devices"),
     _Command("baselines", "baselines", "rewrite and add stored baselines"),
     _Command("report", "reports", "write a page that compares two sets of kept results"),
