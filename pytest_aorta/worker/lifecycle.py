@@ -32,6 +32,7 @@ from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.accelerator import has_graphs
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.groups import keep_groups
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recording
@@ -40,6 +41,8 @@ from pytest_aorta.worker.workload import RankEnv, Workload
 
 # Objects that stay alive until the rank's process exits, as a script's globals do.
 _kept: list[object] = []
+# What is kept of the first step, if the plan asks for it.
+_first_steps: list[FirstStep] = []
 
 
 def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: None) -> None:
@@ -208,6 +211,8 @@ def _begin(run_dir: Path) -> LaunchPlan:
         simulate_world()
     if planted := Planted.read(os.environ):
         plant(planted)
+    if plan.first_step:
+        _first_steps.append(FirstStep(plan.first_step))
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
@@ -356,6 +361,8 @@ def _finish(folder: Path, result: RankResult, tracer: str | None) -> None:
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
+    for first_step in _first_steps:
+        first_step.write(folder)
     write_json_rows(folder / RESULT_FILE, _plain(result), durable=False)
 
 
