@@ -41,11 +41,11 @@ OFF = "off"
 # The setting that has the state of torch's random numbers.
 RANDOM = "random numbers"
 # What is hashed of a model.
-PARAMETERS, BUFFERS, STATE = "weights", "buffers", "state"
+PARAMETERS, BUFFERS, STATE, AVERAGES = "weights", "buffers", "state", "averages"
 # What changes in each step, such as a scheduled learning rate, is noted in so many first steps and in some later ones.
 NOTED_STEPS = 32
-# The setting whether gradients are added to those of the step before.
-GRADIENTS = "gradients"
+# The settings of the batch's shapes, and whether gradients are added to those of the step before.
+BATCH, GRADIENTS = "batch", "gradients"
 # In place of a hash where a launch that went on from another one has loaded nothing.
 NOT_LOADED = "0" * 32
 _V = TypeVar("_V")
@@ -150,8 +150,8 @@ class Series(Model, frozen=True, omit_defaults=True):
         weights: the hashes of the parameters.
         buffers: the hashes of the persistent buffers, such as the statistics of BatchNorm, of the modules that have the
             parameters.
-        state: the hashes of what else training goes on from: the optimizer's state, and modules that no optimizer
-            trains, such as averaged models; only where every step is hashed.
+        state: the hashes of the optimizer's state; only where every step is hashed.
+        averages: the hashes of modules that no optimizer trains, such as averaged models; only where every step is.
         gradients: step -> hash of what this rank added to gradients, before they were reduced; only where every step is
             hashed.
         turns: for each step, its place in the order of the steps of several optimizers, from 1; empty of one alone.
@@ -170,6 +170,7 @@ class Series(Model, frozen=True, omit_defaults=True):
     weights: LocalWeights = LocalWeights()
     buffers: LocalWeights = LocalWeights()
     state: LocalWeights = LocalWeights()
+    averages: LocalWeights = LocalWeights()
     gradients: dict[Step, WeightHash] = field(default_factory=dict)
     turns: list[Positive] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -211,6 +212,7 @@ class Series(Model, frozen=True, omit_defaults=True):
             # Buffers are first hashed when the forward pass of a step has changed them.
             buffers=self.buffers.followed_by(later.buffers, done, 1),
             state=self.state.followed_by(later.state, done, 0),
+            averages=self.averages.followed_by(later.averages, done, 0),
             settings=[Setting(*key, values) for key, values in settings.items()],
             turns=[],
         )
@@ -232,7 +234,7 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
         grad_norm: ``grad_norm[rank]``: step -> norm of the gradients, of at most 2,048 values.
         gradients: step -> for each rank, the begin of the hash of its gradients before they were reduced.
         buffers: the hashes of the model's persistent buffers.
-        state: the hashes of what else training goes on from; not kept in baselines.
+        state, averages: the hashes of the optimizer's state and of averaged models; not kept in baselines.
         turns: for each step, its place in the order of all optimizers' steps, from 1; not kept in baselines.
         settings: ``settings[rank]``: what its steps train with; a single entry if it is the same on all ranks.
         batches: step -> for each rank, the begin of the hash of the samples of its batch, in their order.
@@ -249,6 +251,7 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     gradients: dict[Step, list[_OfRank]] = field(default_factory=dict)
     buffers: HashedParts = HashedParts()
     state: HashedParts = HashedParts()
+    averages: HashedParts = HashedParts()
     turns: list[Positive] = field(default_factory=list)
     rank_steps: list[Positive] = field(default_factory=list)
     settings: list[list[Setting]] = field(default_factory=list)
@@ -276,7 +279,7 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
 
     def condensed(self, *, has_names: bool) -> SeriesFacts:
         """Return what a baseline keeps of these facts."""
-        kept = self.replace(turns=[], state=HashedParts())
+        kept = self.replace(turns=[], state=HashedParts(), averages=HashedParts())
         if has_names:
             return kept
         # Whether launches of the same code have the same random numbers has to be known.
@@ -336,6 +339,7 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
         gradients=_begins_by_rank([rank.gradients for rank in ranks]),
         buffers=HashedParts(**_hashed_parts([rank.buffers for rank in ranks])),
         state=HashedParts(**_hashed_parts([rank.state for rank in ranks])),
+        averages=HashedParts(**_hashed_parts([rank.averages for rank in ranks])),
         turns=ranks[0].turns,
         settings=settings if any(one != settings[0] for one in settings) else settings[:1],
         batches=_begins_by_rank([{step: digest(batch) for step, batch in rank.samples.items()} for rank in ranks]),

@@ -26,7 +26,7 @@ from pytest_aorta.verdict.bitwise import (
     read_all_operators,
 )
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.restarts import length, lost
+from pytest_aorta.verdict.restarts import lost
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Note, NoteKind, Verdict
 
@@ -91,8 +91,7 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
     different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
     difference = first_difference(here, there, running.steps, different)
     if running.stops:
-        said = lost(here.facts, there.facts, running.stops, difference) if difference else []
-        said += length(num_steps(here), num_steps(there))
+        said = lost(here.facts, there.facts, running.stops, difference, [num_steps(here), num_steps(there)])
         notes = (*running.comparison.notes, *(Note(text, NoteKind.EDIT) for text in said))
         running.comparison = running.comparison.replace(notes=notes)
         return

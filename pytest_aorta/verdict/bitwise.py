@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
-from pytest_aorta.result.series import BUFFERS, STATE, Series, joined_hashes
+from pytest_aorta.result.series import AVERAGES, BUFFERS, STATE, Series, joined_hashes
 from pytest_aorta.result.trace.rank_files import (
     MAX_CALLS,
     RANDOM_STATE,
@@ -106,7 +106,8 @@ RESTART_METRICS = {
     "settings": _StepMetric(lambda result: _of_series(result, lambda one: one.settings_by_step), _EVERY_STEP),
     **STEP_METRICS,
     "buffer_hash": _StepMetric(_hashes(BUFFERS), _EVERY_STEP),
-    "state_hash": _StepMetric(_hashes(STATE), _EVERY_STEP),
+    "optimizer_hash": _StepMetric(_hashes(STATE), _EVERY_STEP),
+    "averages_hash": _StepMetric(_hashes(AVERAGES), _EVERY_STEP),
 }
 
 
@@ -177,7 +178,7 @@ def num_steps(result: WorkloadResult) -> int:
 
 def compare_lengths(case: str, candidate: WorkloadResult, reference: WorkloadResult) -> tuple[Verdict, ...]:
     """Return a verdict if the sides have different numbers of steps."""
-    here, there = map(num_steps, (candidate, reference))
+    here, there = float(num_steps(candidate)), float(num_steps(reference))
     row = Verdict(case, "num_steps", Decided(Outcome.REGRESSION), here, there, None, _EXACT, _REFERENCE)
     return (row,) if here != there else ()
 

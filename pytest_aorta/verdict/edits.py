@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import RANDOM, SeriesFacts, Setting, came_or_went, other_ranks, some_of
+from pytest_aorta.result.series import BATCH, RANDOM, SeriesFacts, Setting, came_or_went, other_ranks, some_of
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
 from pytest_aorta.verdict.by_rank import place_of, varying
 
@@ -15,7 +15,7 @@ from pytest_aorta.verdict.by_rank import place_of, varying
 _NAMES = {
     "lr": "the learning rate",
     "weight_decay": "weight decay",
-    "batch": "the batch",
+    BATCH: "the batch",
     "backward passes": "the number of backward passes a step",
     "mode": "the mode of the model",
     "clipped to": "the norm that gradients are clipped to",

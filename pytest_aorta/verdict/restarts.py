@@ -11,6 +11,8 @@ from typing import TypeAlias
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import (
+    AVERAGES,
+    BATCH,
     BUFFERS,
     NOT_LOADED,
     NOTED_STEPS,
@@ -27,7 +29,8 @@ from pytest_aorta.verdict.edits import name_of
 # What is loaded -> its name in a sentence, and what to look at.
 _LOADED = {
     PARAMETERS: ("weights", "whether each rank saves and loads the model's state, and from the last checkpoint"),
-    STATE: ("training state", "whether the state of the optimizer, or of the averaged model, is saved and loaded"),
+    STATE: ("optimizer state", "whether each rank saves and loads it"),
+    AVERAGES: ("averaged model", "whether it is saved and loaded"),
 }
 _SAMPLES = "the sampler's epoch and position, and the state of the loader's generator"
 _BUFFERS = "whether each rank saves and loads its buffers, such as the statistics of BatchNorm"
@@ -42,15 +45,23 @@ _SETTINGS = {
 _Found: TypeAlias = Iterator[tuple[int, str]]
 
 
-def lost(here: LaunchFacts, there: LaunchFacts, stops: Sequence[int], first: Difference) -> list[str]:
+def lost(
+    here: LaunchFacts, there: LaunchFacts, stops: Sequence[int], first: Difference | None, steps: Sequence[int]
+) -> list[str]:
     """Return sentences on the first step in which a restarted run ``here`` differs from one straight on.
 
     Args:
         here: The steps of all parts of the restarted run.
         there: The run straight on.
         stops: The steps after which training was restarted.
-        first: The first difference of what both computed.
+        first: The first difference of what both computed; None if there is none.
+        steps: The number of steps of both runs.
     """
+    more = f"{counted(abs(steps[0] - steps[1]), 'step')} {'more' if steps[0] > steps[1] else 'fewer'}"
+    said = f"number of steps: {steps[0]} when restarted, {more} than straight on; look at {_LENGTH}"
+    counts = [said] if steps[0] != steps[1] else []
+    if first is None:
+        return counts
     # What a restart has loaded counts as what there is after the step before.
     last = first.step + (first.step in stops)
     kinds: tuple[Callable[[SeriesFacts, SeriesFacts, int], _Found], ...] = (_begun, _random)
@@ -67,28 +78,37 @@ def lost(here: LaunchFacts, there: LaunchFacts, stops: Sequence[int], first: Dif
     if not number:
         return [f"step {begin}, before the restart, differs between launches of the same code; look at the seeds"]
     which = f"restart {number} of {len(stops)}: " if len(stops) > 1 else ""
-    return [which + text for text in dict.fromkeys(text for step, text in causes if step == begin)]
+    found_first = [which + text for text in dict.fromkeys(text for step, text in causes if step == begin)]
+    # After another checkpoint was loaded, the number of steps follows; else other samples follow from it.
+    is_other = any(step == begin for pair in pairs for step, _ in _loaded(*pair, last))
+    return found_first + counts if is_other else counts + found_first
 
 
-def _begun(here: SeriesFacts, there: SeriesFacts, last: int) -> _Found:
-    """Yield what steps begin with, each where it first differs, up to step ``last``."""
+def _loaded(here: SeriesFacts, there: SeriesFacts, last: int) -> _Found:
+    """Yield what was loaded that differs, by the first step that begins with it, up to step ``last``."""
     for kind, (name, look) in _LOADED.items():
-        one, other = (side if kind == PARAMETERS else side.state for side in (here, there))
+        one, other = (side if kind == PARAMETERS else getattr(side, kind) for side in (here, there))
         for step, who in _first(one.weights, other.weights, last - 1):
             is_loaded = any(value not in NOT_LOADED for value in one.weights[str(step)])
             others = f"others on {who}{other_tensors(one, other, str(step))}{_like(one.weights, other.weights, step)}"
             yield step + 1, f"{name}: step {step + 1} begins with {others if is_loaded else 'none'}; look at {look}"
+
+
+def _begun(here: SeriesFacts, there: SeriesFacts, last: int) -> _Found:
+    """Yield what steps begin with, each where it first differs, up to step ``last``."""
+    yield from _loaded(here, there, last)
     for step, who in _first(here.batches, there.batches, last):
         are_same = here.samples.get(str(step)) == there.samples.get(str(step))
         what = "the same samples in another order" if are_same else "other samples"
         like = _like(here.batches, there.batches, step)
         yield step, f"order of data: {what} in step {step} on {who}{like}; look at {_SAMPLES}"
     for _, name, group, step, values, before in _settings(here, there, last):
-        if name != RANDOM:
+        # The shape of the batch follows from its samples.
+        if name != RANDOM and not (name == BATCH and other_ranks(here.batches, there.batches, str(step))):
             of = f" of {group}" if group else ""
             look = next((text for begin, text in _SETTINGS.items() if name.startswith(begin)), "")
-            change = f"{name_of(name)}{of} is {values[str(step)]} in step {step}, and was {before[str(step)]}"
-            yield step, f"{change}{_like(values, before, step)}{look}"
+            at = f"in step {step}{_like(values, before, step)}, and was {before[str(step)]}"
+            yield step, f"{name_of(name)}{of} is {values[str(step)]} {at}{look}"
 
 
 def _buffers(here: SeriesFacts, there: SeriesFacts, last: int) -> _Found:
@@ -141,10 +161,3 @@ def _like(values: Mapping[str, object], others: Mapping[str, object], step: int)
     steps = [int(at) for at, other in others.items() if other == values[str(step)]]
     closest = sorted(steps, key=lambda at: (at > step, abs(at - step)))[:1]
     return "".join(f", as in step {at} of the run straight on" for at in closest)
-
-
-def length(restarted: int, straight: int) -> list[str]:
-    """Return a sentence if a restarted run has more or fewer steps than one straight on."""
-    more = f"{counted(abs(restarted - straight), 'step')} {'more' if restarted > straight else 'fewer'}"
-    said = f"number of steps: {restarted} when restarted, {more} than straight on; look at {_LENGTH}"
-    return [said] if restarted != straight else []

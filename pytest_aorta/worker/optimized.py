@@ -45,6 +45,8 @@ MOST_EVERY = 1000
 _SHORT_NAMES = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP", "OptimizedModule": "compiled"}
 _LONGEST_NAME = 200
 LOSS, NORM = "loss", "gradient norm"
+# Values of an optimizer's state that are hashed.
+_HASHED = (torch.Tensor, int, float)
 
 
 class Values:
@@ -142,7 +144,7 @@ class Optimized:
         if gradients is not None:
             gradients.names = {str(id(part)): logical_name(name) for name, part in named(optimizer)}
             by_tensor = max(by_tensor, _MOST_TENSORS // max(1, len(gradients.names)))
-        self.hashes, self.buffers, self.state = (LocalHashes(by_tensor) for _ in range(3))
+        self.hashes, self.buffers, self.state, self.averages = (LocalHashes(by_tensor) for _ in range(4))
         self._models: list[weakref.ref[torch.nn.Module]] = []
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.
@@ -307,21 +309,14 @@ class Optimized:
         if (optimizer := self.optimizer()) is None or self.num_steps > self._every or not self._every:
             return
         names = {id(part): logical_name(name) for name, part in self._named(optimizer)}
-        held = [
-            (f"{names.get(id(part), '')}.{key}", value)
-            for part, state in optimizer.state.items()
-            for key, value in state.items()
-        ]
-        held += [
-            (f"{type(module).__name__}.{key}", value)
-            for known in self._untrained
-            if (module := known()) is not None
-            for key, value in module.state_dict().items()
-        ]
-        held = [(name, torch.tensor(value) if isinstance(value, int | float) else value) for name, value in held]
-        tensors = [(name, value) for name, value in held if isinstance(value, torch.Tensor) and not is_empty(value)]
-        unique = distinct((name for name, _ in tensors), " ({})")
-        self.state.add(self.num_steps, zip(unique, (value for _, value in tensors), strict=True))
+        state = [(names.get(id(part), ""), held) for part, held in optimizer.state.items()]
+        models = [model for known in self._untrained if (model := known()) is not None]
+        averages = [(type(model).__name__, model.state_dict()) for model in models]
+        for hashes, holders in ((self.state, state), (self.averages, averages)):
+            held = [(f"{name}.{key}", value) for name, values in holders for key, value in values.items()]
+            tensors = [(name, torch.as_tensor(value)) for name, value in held if isinstance(value, _HASHED)]
+            unique = distinct((name for name, _ in tensors), " ({})")
+            hashes.add(self.num_steps, zip(unique, (value for _, value in tensors), strict=True))
 
     def hash_at_the_end(self) -> None:
         """Have the parameters hashed when the optimizer is freed, in case that the script drops it with the model."""
@@ -381,6 +376,7 @@ class Optimized:
             weights=self.hashes.digests(),
             buffers=self.buffers.digests(),
             state=self.state.digests(),
+            averages=self.averages.digests(),
             gradients=self._gradients.by_step() if self._gradients else {},
             turns=[] if is_alone else self.turns,
             settings=self.training.settings(),

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer
 
-from pytest_aorta.result.series import GRADIENTS, NOTED_STEPS, OFF, RANDOM, Series, Setting, digest
+from pytest_aorta.result.series import BATCH, GRADIENTS, NOTED_STEPS, OFF, RANDOM, Series, Setting, digest
 from pytest_aorta.worker.weight_hash import logical_name
 
 # Keys of a parameter group that are no hyperparameters of its own, or follow from others.
@@ -131,7 +131,7 @@ class Training:
             shapes = [(part.shape, part.dtype) for part in tensors]
             if shapes != self._shapes:
                 self._shapes = shapes
-                self._note(step, "batch", ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
+                self._note(step, BATCH, ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
             plain = [part for part in tensors if type(part) is torch.Tensor and part.layout is torch.strided]
             plain = [part for part in plain if part.dim() and part.numel() and not part.is_meta]
             same = [part.detach()[:_MOST_SAMPLES] for part in plain if len(part) == len(plain[0])]
