@@ -30,6 +30,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 # Layouts are declared beside the test that launches them.
 sys.path.insert(0, str(ROOT))
+from docs.failures import failures  # noqa: E402
 from tests.distributed.layouts import COLUMNS, LAYOUTS  # noqa: E402
 
 BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
@@ -266,6 +267,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "config-keys": config_keys,
     "layouts": layouts,
     "schemas": schemas,
+    "failures": failures,
 }
 
 

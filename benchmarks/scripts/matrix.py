@@ -59,6 +59,8 @@ SCRIPTS = {
         Script("gan", has_second=True),
         Script("loader"),
         Script("decoder", steps=24),
+        Script("gpt", steps=22),
+        Script("contrastive"),
         Script("vision"),
         Script("spawn", starts_ranks=True),
         Script("accelerate_loop"),

@@ -29,7 +29,7 @@ from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.causes import straggler
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance
-from pytest_aorta.verdict.statistics.decision import RESOLVED_BY, Outcome, decide_pairs, decide_stored, detectable
+from pytest_aorta.verdict.statistics.decision import RESOLVED_BY, Outcome, StoredRule, decide_pairs
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate, observed, typical
 
 DATA = Path(__file__).parent / "data"
@@ -172,7 +172,7 @@ def sequential(
     logs: list[float] = []
     for one in candidates[:MAX_LAUNCHES]:
         logs.append(math.log(METRIC_OF[metric](change(one.steps))))
-        decision = decide_stored(logs, one.block, stored, tolerance, max_launches=MAX_LAUNCHES, worse=1)
+        decision = StoredRule(stored, one.block, tolerance, MAX_LAUNCHES).decide(logs)
         if decision.outcome is not None:
             return decision.outcome, len(logs)
     raise AssertionError("the last look decides")
@@ -524,12 +524,12 @@ def limit_part(trials: int, rng: np.random.Generator) -> None:
         for _ in range(trials):
             launches = lab.draw(lab.pool(block), HISTORY + 3)
             stored = lab.baseline(launches[:HISTORY], "step_time_p50")
-            limit = detectable(stored, block, 3, tolerance=0.01, max_launches=3)
+            limit = StoredRule(stored, block, 0.01, 3).detectable(3)
             limits.append(limit)
             logs = [math.log(METRIC_OF["step_time_p50"](one.steps)) for one in launches[HISTORY:]]
             for times in (0.5, 1, 1.5):
                 slower = [value + times * math.log1p(limit) for value in logs]
-                decision = decide_stored(slower, block, stored, 0.01, max_launches=3, worse=1)
+                decision = StoredRule(stored, block, 0.01, 3).decide(slower)
                 flagged[times] += decision.outcome is Outcome.REGRESSION
         cells = " | ".join(f"{100 * flagged[times] / trials:.0f}%" for times in (0.5, 1, 1.5))
         print(f"| {block} | 3 | +{100 * float(np.median(limits)):.2f}% | {cells} |")

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance
-from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs, decide_stored
+from pytest_aorta.verdict.statistics.decision import Outcome, StoredRule, decide_pairs
 from pytest_aorta.verdict.statistics.variance import (
     Revision,
     Variance,
@@ -119,7 +119,7 @@ def _commit(
     launch, logs = new_block(rng), []
     while True:
         logs.append(launch() / 100 + change)
-        decision = decide_stored(logs, "today", stored, TOLERANCE, max_launches=MAX_LAUNCHES, worse=1)
+        decision = StoredRule(stored, "today", TOLERANCE, MAX_LAUNCHES).decide(logs)
         if decision.outcome is not None:
             return decision.outcome, len(logs)
         if by_pairs:

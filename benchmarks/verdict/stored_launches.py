@@ -29,7 +29,7 @@ BASELINES = Path("baselines")
 MAX_LAUNCHES = 5
 # With one launch taken out, at least two are left.
 _MIN_LAUNCHES = 3
-_TO_THE_LIMIT = mock.patch.object(decision._StoredRule, "foreseen", return_value=None)
+_TO_THE_LIMIT = mock.patch.object(decision.StoredRule, "foreseen", return_value=None)
 
 
 @dataclass(frozen=True)

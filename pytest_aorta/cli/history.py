@@ -52,9 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the change points of the newest versions; return 1 for one, or for a line that can't be read."""
     entries, problems = read_history(arguments.folder)
     histories = case_histories(_of_branch(entries, arguments.branch))
-    found = [change for history in histories for change in new_changes(history)]
+    changes = [change for history in histories for change in told_changes(history)]
+    found = [change for change, is_new in changes if is_new]
     rows = [change.cells for change in found]
-    total = f"{counted(len(rows), 'new change')} in {sum(len(history.points) for history in histories)} metrics of "
+    total = f"{counted(len(rows), 'new change')}, {len(changes) - len(rows)} of earlier versions, in "
+    total += f"{sum(len(history.points) for history in histories)} metrics of "
     needed = 2 * CONFIRMING_VERSIONS  # fewer versions show no change, however large it is
     noisy = [points for history in histories for name, points in history.points.items() if METRICS[name].has_noise]
     short = sum(len(points) < needed for points in noisy)
@@ -138,14 +140,14 @@ class Change:
         return self.verdict == other.verdict and abs(self.index - other.index) <= moved
 
 
-def new_changes(history: CaseHistory) -> list[Change]:
-    """Return the change points of all metrics that the versions before the newest do not show."""
+def told_changes(history: CaseHistory) -> list[tuple[Change, bool]]:
+    """Return the change points of all metrics, and whether the versions before the newest do not show them."""
     before, found = replace(history, versions=history.versions[:-1]), []
     for metric in history.points:
         # Most metrics have no change point, and looking for one in the earlier versions takes as long again.
         if now := find_changes(history, metric):
             known = find_changes(before, metric)
-            found += [change for change in now if not any(map(change.is_same, known))]
+            found += [(change, not any(map(change.is_same, known))) for change in now]
     return found
 
 

@@ -24,7 +24,7 @@ from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
-from pytest_aorta.plan.options import check_profiler, integer_from
+from pytest_aorta.plan.options import integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
 from pytest_aorta.report.timeline import drawn_schedules
 from pytest_aorta.result.measurements import WorkloadResult
@@ -80,10 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch failed; earlier trials are kept.
     """
     options, trials = given_options(arguments), arguments.trials
-    check_profiler(options.profiler, "--profiler")
-    target = given_target(
-        options, arguments.workload, arguments.script, arguments.args, arguments.config, arguments.assignments
-    )
+    target = given_target(options, arguments, arguments.workload, arguments.script)
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
     test = RunningTest(OWNER)
     with closing(Session(options, line=SpokenState())) as session, terminable():

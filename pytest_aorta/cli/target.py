@@ -116,12 +116,7 @@ def given_options(arguments: argparse.Namespace, **chosen: Any) -> Options:
 
 
 def given_target(
-    options: Options,
-    workload: str | None,
-    script: str | None,
-    args: Sequence[str],
-    config: Path | None,
-    assignments: Sequence[str],
+    options: Options, arguments: argparse.Namespace, workload: str | None, script: str | None
 ) -> WorkloadTarget | ScriptTarget:
     """Return a workload with the keys of a config file and of assignments, or else a script with its arguments.
 
@@ -130,6 +125,7 @@ def given_target(
             KEY=VALUE.
         SpecError: The workload or a key is unknown, or a value is not allowed.
     """
+    args, config, assignments = arguments.args, arguments.config, arguments.assignments
     if workload is None:
         if config or assignments:
             raise UsageError("--config, --set: a script has no config keys; give arguments of the script after --")

@@ -5,10 +5,8 @@ NODE_RANK = "AORTA_NODE_RANK"
 LEASE_DIR = "AORTA_LEASE_DIR"
 
 # Set for the programs of a launch.
-LAUNCH_ID = "AORTA_LAUNCH_ID"  # for every process of a launch, to find leftover processes (launch/sweep.py)
 AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; forked ranks read their parent's id
 STORE = "AORTA_STORE"  # by the torchrun agent for its ranks: the file through which they meet, in the agent's memory
-GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, whose parent may be a profiler
 LATE_PATH = "AORTA_LATE_PATH"
 DEVICE = "AORTA_DEVICE"  # kind of device, for scripts too
 PLANT = "AORTA_PLANT"  # a fault for the ranks, as JSON, by `aorta selftest`

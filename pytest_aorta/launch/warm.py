@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below, raised_as
 from pytest_aorta.common.processes import start_apart
@@ -25,10 +24,9 @@ from pytest_aorta.launch.guarded import (
     require_torch,
 )
 from pytest_aorta.launch.process.channel import receive, send
-from pytest_aorta.launch.sweep import FORK_SERVER, end_orphaned_servers, unmarked
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import WRAPPERS, LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.outcome import LaunchOutcome
 
@@ -56,7 +54,6 @@ class ForkServers:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._servers: dict[tuple[str, str | None], ForkServer] = {}
-        end_orphaned_servers()
 
     @property
     def pids(self) -> list[int]:
@@ -85,8 +82,6 @@ class ForkServers:
             self._servers.popitem()[1].close()
 
     def _fit_server(self, plan: LaunchPlan) -> ForkServer:
-        if plan.profiler in WRAPPERS:
-            raise _ServerUnfit(f"{plan.profiler} profiles only processes that it has started")
         # Launches of two versions alternate, and a launch must not end the other version's server.
         slot = plan.world.device, plan.reference.name if plan.reference else None
         key = server_key(plan, self._environ)
@@ -120,10 +115,8 @@ class ForkServer:
         self._num_launches = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
-        program = [*python_command(plan), "-u", "-m", FORK_SERVER]
+        program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
         own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
-        # The server belongs to no launch; the guards that it forks write their launch's id over the value.
-        own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
         with raised_as(_ServerUnfit, f"the server can't be started in {plan.cwd}: "), servers_end:
             command = [*program, str(servers_end.fileno()), str(os.getpid())]
             self._process = start_apart(command, self._log, own, plan.cwd, [servers_end.fileno()])
@@ -182,11 +175,11 @@ class ForkServer:
         with (plan.run_dir / AGENT_LOG).open("wb") as log:
             try:
                 fds = (lifeline_fd, verdict_fd, log.fileno(), *plan.lease_fds)
-                reply, [pidfd] = self._ask(message, REPLY_S, fds)
+                _, [pidfd] = self._ask(message, REPLY_S, fds)
             except _ServerUnfit as error:
                 self.close()
                 raise LaunchError(f"{plan.name}: the fork server was lost: {error}") from None
-        return ForkedGuard(reply["guard_pid"], pidfd)
+        return ForkedGuard(pidfd)
 
     def close(self) -> None:
         """End the server; running launches continue under their own guards."""

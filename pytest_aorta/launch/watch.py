@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
@@ -58,14 +59,15 @@ class LaunchState:
     def text(self) -> str:
         """Workload, ranks, step and elapsed seconds."""
         step = f"step {self.steps}" + (f" of {self.total_steps}" if self.total_steps else "")
+        ranks = counted(self.num_ranks, "rank")
         if self.started < self.num_ranks:
             what = f"{self.started} of {self.num_ranks} ranks started"
         elif self.done:
-            what = f"{self.num_ranks} ranks, {self.done} done"
+            what = f"{ranks}, {self.done} done"
         elif self.steps:
-            what = f"{self.num_ranks} ranks, {step}"
+            what = f"{ranks}, {step}"
         else:
-            what = f"{self.num_ranks} ranks, before the first measured step"
+            what = f"{ranks}, before the first measured step"
         return f"{self.name}: {what}, {self.elapsed_s:.0f} s"
 
 

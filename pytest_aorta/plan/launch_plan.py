@@ -1,7 +1,7 @@
 """The plan of one launch, the one record of what is launched."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Count, Model, convert
-from pytest_aorta.plan.options import WRAPPED_STRAGGLER_S, WRAPPERS, LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, resolve_config
 from pytest_aorta.plan.world import World
@@ -28,11 +28,6 @@ class Limits(Model, frozen=True):
     error_grace_s: float = 3.0
     straggler_s: float = 60.0
     output_cap_bytes: int = 64 << 20
-
-
-def limits_under(profiler: str | None, timeout_s: float) -> Limits:
-    """Return the limits of a launch under ``profiler`` whose time limit is ``timeout_s``."""
-    return Limits(straggler_s=WRAPPED_STRAGGLER_S if profiler in WRAPPERS else max(60.0, timeout_s / 2))
 
 
 class StepRecording(Model, frozen=True, omit_defaults=True):
@@ -118,7 +113,7 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
         launcher: Way to start ranks; a fork server that is unfit leaves it to torchrun.
         lease_fds: Descriptors of open files that hold the lease of the devices until the last rank is gone.
         reference: A/B reference to launch; None for the code under test.
-        profiler: Profiler that ranks run under, torch, nsys or rocprofv3; None: no profiler.
+        profiler: Profiler that ranks run under, torch; None: no profiler.
         node_launcher: Words of the command that starts one node agent per node; ``{nodes}`` is their number.
         node: Number of the node whose ranks are started, on a node agent; None: all nodes.
         command: Words of the command line of the run, for the result's provenance.
@@ -148,10 +143,10 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
         """The working folder of the ranks."""
         return self.copy or self.cwd
 
-    def ranks_of(self, node: int) -> range:
-        """Return the ranks of a node."""
+    def ranks_of(self, node: int) -> Sequence[int]:
+        """Return the ranks that are started on a node."""
         here = self.world.ranks_per_node
-        return range(node * here, (node + 1) * here)
+        return self.world.ranks[node * here : (node + 1) * here]
 
     @property
     def title(self) -> str:

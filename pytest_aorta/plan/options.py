@@ -1,11 +1,10 @@
-"""The options of a run, with the profilers of ranks. Each option is one field of :class:`Options`."""
+"""The options of a run. Each option is one field of :class:`Options`."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-import shutil
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,14 +22,6 @@ FINDINGS_SUFFIX = ".findings.json"
 # Likewise: the schedules of failed tests as a picture.
 DRAWN_SUFFIX = ".svg"
 TORCH = "torch"
-NSYS = "nsys"
-ROCPROFV3 = "rocprofv3"
-PROFILERS = (TORCH, NSYS, ROCPROFV3)
-# Programs that start torchrun and slow all ranks down, from the first step to the last.
-WRAPPERS = (NSYS, ROCPROFV3)
-# A profiler takes minutes to write its traces after the last rank has its result.
-WRAPPED_STRAGGLER_S = 600.0
-_WHERE = {NSYS: "it is part of NVIDIA Nsight Systems", ROCPROFV3: "it is part of ROCm, in /opt/rocm/bin"}
 
 
 def _not_allowed(given: object, allowed: str) -> ArgumentTypeError:
@@ -49,31 +40,6 @@ def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
         return int(text)
 
     return parse
-
-
-def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
-    """Return the words that precede torchrun's command line, none for ``torch``; traces go to the run folder."""
-    if profiler == NSYS:
-        traces = [f"--output={run_dir / NSYS}", "--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"]
-        # Sampling of host code needs a privilege that containers lack.
-        return [NSYS, "profile", *traces, "--sample=none", "--cpuctxsw=none"]
-    if profiler == ROCPROFV3:
-        traces = ["--kernel-trace", "--memory-copy-trace"]
-        return [ROCPROFV3, *traces, "--output-format", "pftrace", "-d", str(run_dir / ROCPROFV3), "--"]
-    return []
-
-
-def check_profiler(profiler: str | None, flag: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a profiler that is not installed, before anything is launched; ``flag`` is the option that names it.
-
-    Raises:
-        SpecError: The program is not on PATH; the message names the package that contains it.
-    """
-    if profiler in WRAPPERS and shutil.which(profiler, path=environ.get("PATH")) is None:
-        raise SpecError(
-            f"{flag}={profiler}: there is no program {profiler} on PATH; {_WHERE[profiler]}. "
-            f"{flag}={TORCH} needs no program"
-        )
 
 
 # Prefix of --aorta-ab if the A/B reference is another environment's interpreter.
@@ -358,7 +324,7 @@ class Options:
         shown="none",
     )
     profiler: str | None = _option(
-        "keep traces of this profiler with the results of each launch", choices=PROFILERS, shown="none"
+        "keep traces of this profiler with the results of each launch", choices=(TORCH,), shown="none"
     )
     report: Path | None = _option(
         "write an HTML report of the run here; needs pytest-aorta[report]",

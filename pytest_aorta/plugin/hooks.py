@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.errors import AortaError, SpecError
-from pytest_aorta.plan.options import OPTIONS, Option, Options, check_profiler, make_options
+from pytest_aorta.plan.options import OPTIONS, Option, Options, make_options
 from pytest_aorta.plugin import newhooks
 from pytest_aorta.plugin.markers import MARKERS, can_launch
 from pytest_aorta.plugin.run import Run
@@ -65,12 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
             require_packages()
-        if not _is_given(config, _SHOWING):
-            check_profiler(options.profiler, "--aorta-profiler")
-            if options.ab is not None:
-                from pytest_aorta.plan.reference import check_reference  # only for a run with a reference
+        if options.ab is not None and not _is_given(config, _SHOWING):
+            from pytest_aorta.plan.reference import check_reference  # only for a run with a reference
 
-                check_reference(options.ab, options.rootdir)
+            check_reference(options.ab, options.rootdir)
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
 

@@ -4,9 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated
-
-from msgspec import Meta
 
 from pytest_aorta.common.model import Model, Name, NotNegative, Positive, Text
 from pytest_aorta.plan.accelerators import Reading
@@ -55,7 +52,7 @@ class DeviceFacts(Model, frozen=True):
     num_samples: Positive
     in_steps: bool
     sm_clock_mhz: NotNegative | None
-    throttle_reasons: dict[Name, Annotated[float, Meta(ge=0, le=1)]]
+    throttle_reasons: dict[Name, NotNegative]
     max_sm_clock_mhz: NotNegative | None
 
 
@@ -68,7 +65,7 @@ class PlatformFacts(Model, frozen=True):
         devices: clock and throttling of each device, one entry per rank of this host.
     """
 
-    source: Annotated[str, Meta(pattern="^(NVML|amdsmi)$")]
+    source: str
     problem: str | None = None
     devices: tuple[DeviceFacts, ...] = ()
 

@@ -20,8 +20,8 @@ from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.watch import LaunchWatch
 from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
-from pytest_aorta.plan.options import TORCH, WRAPPERS, LauncherKind
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, Limits, at_reference
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis import launch_failure
@@ -168,7 +168,7 @@ class Launcher:
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.launchers.launch(plan)
             on_device = plan.world.device != DeviceKind.CPU
-            traces = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ()
+            traces = traces_note(plan.run_dir, on_device=on_device) if plan.profiler else ()
             note = LaunchNote(
                 outcome.wall_s,
                 traces=traces,
@@ -181,8 +181,8 @@ class Launcher:
             result = collect_result(plan, outcome, watch.platform_facts)
             if plan.profiler is not None and not traces:
                 raise ResultError(
-                    f"profiler {plan.profiler} left no trace in {plan.run_dir}; next: read {AGENT_LOG} there"
-                    + (", and call capture_overlap() in a script" if plan.profiler == TORCH else "")
+                    f"profiler {plan.profiler} left no trace in {plan.run_dir}: "
+                    + (result.facts.description.overlap_problem or f"read {AGENT_LOG} there, or call capture_overlap()")
                 )
             note = note.replace(has_result=True)
         finally:  # pytest-timeout, too, ends a launch by an exception
@@ -217,13 +217,10 @@ class Launcher:
             raise LaunchError(f"{plan.cwd} can't be copied: {error.filename}: {error.strerror or error}") from None
 
     def _refuse_several_nodes(self, version: AnyReference | None, fresh: Sequence[str] | None) -> None:
-        profiler = self.session.options.profiler
         if fresh is not None and self.world.nodes > 1:
             raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
             raise SpecError(f"--aorta-ab={version.name}: the reference exists on this node only; use nodes=1")
-        if profiler in WRAPPERS and self.world.nodes > 1:
-            raise SpecError(f"--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1")
 
     def _plan(self, request: LaunchRequest, version: AnyReference | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm
@@ -245,7 +242,7 @@ class Launcher:
             lease_fds=self._leased.fds,
             reference=version,
             profiler=options.profiler,
-            limits=limits_under(options.profiler, self.timeout_s),
+            limits=Limits(straggler_s=max(60.0, self.timeout_s / 2)),
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )

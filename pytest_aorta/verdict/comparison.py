@@ -1,7 +1,7 @@
 """Comparison of launches with a stored baseline or with an A/B reference, metric by metric."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from pytest_aorta.verdict.noise import (
 )
 from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.schedules import judge_schedules
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale, decide_pairs, decide_stored, last_look
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale, StoredRule, allowed_looks, decide_pairs
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import (
     Decided,
@@ -220,11 +220,17 @@ class StoredComparison(_Comparison):
         center_values = transformed_by_block(metric, self._center, self._center)
         return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))
 
-    def undecidable(self, metric: Metric, tolerance: Tolerance) -> str | None:
-        """Return why unchanged code may fail to pass, with the remedy; None if it mostly passes or has no estimate."""
+    def rule(self, metric: Metric, tolerance: float | None, block: Hashable = None) -> StoredRule | None:
+        """Return the rule for launches of ``block``, or of the next one that is expected; None without an estimate."""
         if (stored := self.estimate(metric)) is None:
             return None
-        return unresolved(metric, tolerance, stored, next_block(metric, self._center), self.max_launches)
+        block = block or next_block(metric, self._center)
+        return StoredRule(stored, block, tolerance or 0.0, self.max_launches, metric.worse, metric.scale)
+
+    def undecidable(self, metric: Metric, tolerance: Tolerance) -> str | None:
+        """Return why unchanged code may fail to pass, with the remedy; None if it mostly passes or has no estimate."""
+        rule = self.rule(metric, tolerance.value)
+        return None if rule is None else unresolved(rule, tolerance)
 
     def _judge(self, row: Row) -> Verdict:
         metric, launches, center = row.metric, row.launches, row.others
@@ -247,25 +253,22 @@ class StoredComparison(_Comparison):
             return row.not_applicable(Reason.NOISY, f"left out when recorded: {noise}", row.value)
         if found := row.unprofiled(launches, center):
             return found
-        late = row.late_hosts(launches) if len(launches) >= last_look(self.max_launches) else ""
+        late = row.late_hosts(launches) if len(launches) >= allowed_looks(self.max_launches)[-1] else ""
         known = profiled(metric, center) or center
         return self._judge_measured(replace(row, launches=profiled(metric, launches), others=known, late=late))
 
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
-        metric, tolerance = row.metric, row.tolerance
+        metric = row.metric
         values = [value for value in transformed_values(metric, row.launches, row.others) if value is not None]
-        stored = self.estimate(metric)
-        if len(values) < len(row.launches) or stored is None:
+        rule = self.rule(metric, row.tolerance.value, metric_blocks(metric, [*row.others, *row.launches])[-1])
+        if len(values) < len(row.launches) or rule is None:
             return None
-        block = metric_blocks(metric, [*row.others, *row.launches])[-1]
-        allowed, most, worse, scale = tolerance.value or 0.0, self.max_launches, metric.worse, metric.scale
-        decision = decide_stored(values, block, stored, allowed, max_launches=most, worse=worse, scale=scale)
-        center = metric.scale.from_transformed(stored.center, median_step_ms(row.others))
-        return decision, center
+        center = metric.scale.from_transformed(rule.baseline.center, median_step_ms(row.others))
+        return rule.decide(values), center
 
     def _undecided(self, row: Row, num_launches: int) -> str:
         remedy = self.undecidable(row.metric, row.tolerance)
-        early = "further launches could not decide" if num_launches < last_look(self.max_launches) else ""
+        early = "further launches could not decide" if num_launches < allowed_looks(self.max_launches)[-1] else ""
         return "; ".join(filter(None, [early, remedy]))
 
 

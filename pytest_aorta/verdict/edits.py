@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import BATCH, RANDOM, SeriesFacts, Setting, came_or_went, other_ranks, some_of
+from pytest_aorta.result.series import (
+    BATCH,
+    RANDOM,
+    SeriesFacts,
+    Setting,
+    came_or_went,
+    hashes_by_name,
+    other_ranks,
+    some_of,
+)
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
 from pytest_aorta.verdict.by_rank import place_of, varying
 
@@ -29,6 +38,7 @@ _SENTENCES = {
 # Cost -> what a part of it that changed means.
 _COSTS = {
     Cost.COLLECTIVES: "{name}: {before} -> {after} calls a step",
+    Cost.FLOPS: "{name} computes {before:,} -> {after:,} FLOPs a step",
     Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float)",
 }
 # What shows in the first step and what shows only in the second one are of one edit.
@@ -64,8 +74,9 @@ def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> lis
         [found for pair in pairs for found in _samples(*pair)],
         [*_costs(launches, others)],
         [
-            *(found for pair in seeded for found in _random(*pair)),
-            *(found for pair in pairs for found in (*_loss(*pair), *_length(*pair))),
+            *(drawn := [found for pair in seeded for found in _random(*pair)]),
+            *(found for pair in pairs for found in _initial(*pair) if not drawn),
+            *(found for pair in pairs for found in (*_numbers(*pair), *_length(*pair))),
         ],
     )
     found = next(filter(None, kinds), [])
@@ -85,14 +96,17 @@ def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on parameters, and on buffers, that only one side has."""
     for kind, one, other in (("parameters", here, there), ("buffers", here.buffers, there.buffers)):
         if names := came_or_went(one.names, other.names):
-            yield 0, f"{kind}: {some_of(names)}"
+            yield 0, f"{kind} came or went: {some_of(names)}"
 
 
 def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on each setting; one for all parameters for which it changed alike."""
     pairs = [*zip(here.settings, there.settings, strict=False)]
     groups: dict[_Change, list[str]] = {}
-    for change in sorted({change for pair in pairs for change in _changes(*pair)}):
+    # A schedule may change other hyperparameters with the learning rate.
+    for change in sorted(
+        {change for pair in pairs for change in _changes(*pair)}, key=lambda one: (one[0], one[1] != "lr", one)
+    ):
         # A side that ends early has no settings of further steps.
         if change.name != RANDOM and change.step <= min(here.num_steps, there.num_steps):
             groups.setdefault(change._replace(group=""), []).append(change.group)
@@ -138,17 +152,20 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
 
 
 def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _Found:
-    """Yield a sentence on each collective, and read of a value, that came or went on the first rank that differs."""
+    """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
     for cost, text in _COSTS.items():
-        for rank, name, before, after in _parts(launches, others, cost):
+        parts = _parts(launches, others, cost)
+        ratios = {f"{after / before:.5g}" for *_, before, after in parts if before}
+        if cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops):
+            yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
+            continue
+        if cost is Cost.FLOPS:  # the others follow
+            parts = sorted(parts, key=lambda part: -abs(part[3] - part[2]))[:1]
+        for rank, name, before, after in parts:
             place = place_of(launches, others, rank, cost, name, after - before)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
             yield 1, text.format(name=name, before=before, after=after) + f" in {place}" * bool(place) + follows
-    flops = _parts(launches, others, Cost.FLOPS)
-    ratios = {f"{after / before:.5g}" for *_, before, after in flops if before}
-    if len(ratios) == 1 and len(flops) == len(launches[-1].costs[0].costs.flops):
-        yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
 
 
 def _parts(
@@ -164,20 +181,34 @@ def _parts(
     return []
 
 
-def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on the loss of the first step, where weights are equal before it."""
+def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on weights before the first step."""
+    if who := other_ranks(here.weights, there.weights, "0"):
+        one, two = hashes_by_name(here, there, "0")
+        names = [name for name in one if one[name] != two.get(name)]
+        of = f" of {some_of(names)}" if 0 < len(names) < len(one) else ""
+        yield 0, f"the initial weights{of} differ on {who}; look at the initialization, and at what is loaded"
+
+
+def _numbers(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on the loss of the first step, or else on its norm, where weights are equal before it."""
     first = [side.weights.get("0") for side in (here, there)]
-    pairs = [(one.get("1"), other.get("1")) for one, other in zip(here.loss, there.loss, strict=False)]
-    if first[0] is None or first[0] != first[1] or not any(one != other for one, other in pairs):
+    if first[0] is None or first[0] != first[1]:
         return
     has_samples = bool(here.batches.get("1"))
-    equal = f"the loss of step 1 {{}} with equal weights{' and samples' if has_samples else ''}; look at "
-    ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
-    if len(ratios) == 1 and (ratio := ratios.pop()) != "1":
-        yield 1, equal.format(f"is {ratio} times as large") + "how it is scaled or averaged"
-    else:
-        places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
-        yield 1, equal.format("differs") + places
+    equal = f"with equal weights{' and samples' if has_samples else ''}; look at "
+    for what, sides in (("loss", (here.loss, there.loss)), ("gradient norm", (here.grad_norm, there.grad_norm))):
+        pairs = [(one.get("1"), other.get("1")) for one, other in zip(*sides, strict=False)]
+        ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if one != other]
+        ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
+        if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1":
+            yield 1, f"the {what} of step 1 is {ratio} times as large {equal}how it is scaled or averaged"
+        elif ranks and what == "loss":
+            who = "" if len(ranks) == len(pairs) else f" on rank {', '.join(ranks)}"
+            places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
+            yield 1, f"the loss of step 1 differs{who} {equal}{places}"
+        if ranks:
+            return
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

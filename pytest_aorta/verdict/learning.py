@@ -16,7 +16,7 @@ from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
-from pytest_aorta.verdict.noise import Priors, next_block, transformed_values, wider_or_paired
+from pytest_aorta.verdict.noise import Priors, transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
     MIN_LAUNCHES,
@@ -24,10 +24,9 @@ from pytest_aorta.verdict.statistics.decision import (
     RESOLVED_BY,
     UNSURE,
     Outcome,
-    detectable,
-    is_settled,
+    StoredRule,
 )
-from pytest_aorta.verdict.statistics.variance import Estimate, observed
+from pytest_aorta.verdict.statistics.variance import observed
 from pytest_aorta.verdict.verdicts import Reason, Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
@@ -46,8 +45,8 @@ _OFFERED = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, options: Options) -> bool:
     """Return whether a baseline that is being recorded needs one more launch, of at most ``--aorta-launches``.
 
-    A metric with noise needs launches until it is settled (:func:`is_settled`), three at least. Costs need a second
-    launch, which shows the parts that depend on the data. Other exact metrics need one.
+    A metric with noise needs launches until it is settled (:meth:`StoredRule.is_settled`), three at least. Costs need a
+    second launch, which shows the parts that depend on the data. Other exact metrics need one.
     """
     launches, most = baseline.center_launches, options.launches
     asked = applicable(marked, launches[0])
@@ -63,14 +62,11 @@ def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: P
 
 def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float | None, priors: Priors, options: Options) -> bool:
     """Return whether the launches of a baseline settle a metric; one without a value on its scale takes five."""
-    stored = StoredComparison(baseline.case, baseline.config, baseline, {}, priors).estimate(metric)
-    launches = baseline.center_launches
-    if stored is None or not allowed or len(profiled(metric, launches)) < len(launches):
+    case, config, launches = baseline.case, baseline.config, baseline.center_launches
+    rule = StoredComparison(case, config, baseline, {}, priors, options.max_launches).rule(metric, allowed)
+    if rule is None or not allowed or len(profiled(metric, launches)) < len(launches):
         return len(launches) >= MIN_LAUNCHES
-    block, most, worse, scale = next_block(metric, launches), options.max_launches, metric.worse, metric.scale
-    return is_settled(
-        stored, block, tolerance=allowed, most=options.launches, max_launches=most, worse=worse, scale=scale
-    )
+    return rule.is_settled(options.launches)
 
 
 def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options, priors: Priors) -> str:
@@ -295,26 +291,18 @@ def detection_lines(
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     for name, tolerance in applicable(marked, center[-1]).items():
         metric = metric_of(name, tolerance.direction)
-        stored = comparison.estimate(metric) if metric.has_noise else None
-        if tolerance.value is None or stored is None or name in baseline.left_out:
+        rule = comparison.rule(metric, tolerance.value) if metric.has_noise else None
+        if tolerance.value is None or rule is None or name in baseline.left_out:
             continue
         if problem := comparison.undecidable(metric, tolerance):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
         if len(center) >= MIN_LAUNCHES_TO_FAIL:
-            changes = _detected(metric, baseline, stored, tolerance.value, looks, max_launches)
-            parts = [f"{change} with {look}" for look, change in zip(looks, changes, strict=True)]
+            parts = [f"{_detected(rule, look)} with {look}" for look in looks]
             lines.append(f"  {name}: detects from {', '.join(parts)} launches")
     return lines
 
 
-def _detected(
-    metric: Metric, baseline: Baseline, stored: Estimate, tolerance: float, looks: Sequence[int], max_launches: int
-) -> list[str]:
-    """Return the smallest change that each number of launches detects, as text."""
-    block, scale, worse = next_block(metric, baseline.center_launches), metric.scale, metric.worse
-    found = [
-        detectable(stored, block, look, tolerance=tolerance, max_launches=max_launches, worse=worse, scale=scale)
-        for look in looks
-    ]
-    changes = [scale.change(worse * scale.difference(change)) for change in found]
-    return [format_change(change, scale) for change in changes]
+def _detected(rule: StoredRule, num_launches: int) -> str:
+    """Return the smallest change that a number of launches detects, as text."""
+    scale, worse = rule.scale, rule.worse
+    return format_change(scale.change(worse * scale.difference(rule.detectable(num_launches))), scale)

@@ -14,8 +14,8 @@ from pytest_aorta.plan.device_kind import ByDevice
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance
-from pytest_aorta.verdict.statistics.decision import Scale, least_tolerance
-from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
+from pytest_aorta.verdict.statistics.decision import Scale, StoredRule
+from pytest_aorta.verdict.statistics.variance import Revision, Variance, VarianceComponents, observed, typical
 
 RESET = "--update-baselines --aorta-record=replace"
 # The most launches that --aorta-launches records.
@@ -192,26 +192,17 @@ def _read_case(path: Path, _version: tuple[int, int, int]) -> StoredCase:
     return StoredCase(read_baseline_file(path))
 
 
-def unresolved(
-    metric: Metric, tolerance: Tolerance, stored: Estimate, block: Hashable, max_launches: int
-) -> str | None:
-    """Return the remedy if noise of the stored launches may keep unchanged code from passing, or None.
-
-    ``block`` is the session block of the launches to compare.
-    """
-    scale, have = metric.scale, sum(stored.counts.values())
-    allowed = tolerance.value or 0.0
-
-    def needed(count: int) -> float:
-        return least_tolerance(stored.with_launches(count), block, max_launches=max_launches, scale=scale)
-
-    if needed(have) <= allowed:
+def unresolved(rule: StoredRule, tolerance: Tolerance) -> str | None:
+    """Return the remedy if noise of the stored launches may keep unchanged code from passing, or None."""
+    have, least = rule.baseline.num_launches, rule.least_tolerance()
+    if least <= rule.tolerance:
         return None
-    enough = next((count for count in range(have + 1, _MOST_LAUNCHES + 1) if needed(count) <= allowed), None)
+    counts = range(have + 1, _MOST_LAUNCHES + 1)
+    enough = next((count for count in counts if rule.with_launches(count).least_tolerance() <= rule.tolerance), None)
     if enough is not None:
         more = counted(enough - have, "more launch")
         return f"record {more} ({RESET} --aorta-launches={enough}): the baseline's {have} cannot resolve {tolerance}"
-    return f"no number of launches recorded at once resolves {tolerance}; {wider_or_paired(needed(have), scale)}"
+    return f"no number of launches recorded at once resolves {tolerance}; {wider_or_paired(least, rule.scale)}"
 
 
 def wider_or_paired(least: float, scale: Scale) -> str:

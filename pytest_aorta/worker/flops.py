@@ -12,8 +12,17 @@ from pytest_aorta.worker.torch_private import OpOverloadPacket
 # Operators of convolutions, whose formulas need the shape of the result, and their arguments by position.
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::convolution_overrideable")
 _CONVOLUTION_BACKWARD = "aten::convolution_backward"
-# Operators that write no element of the tensor that they return.
-_WITHOUT_WORK = ("aten::set_", "aten::resize_", "aten::detach_", "aten::requires_grad_", "aten::record_stream")
+# Operators that neither read elements nor write any of the tensor that they return.
+_WITHOUT_WORK = (
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::set_",
+    "aten::resize_",
+    "aten::detach_",
+    "aten::requires_grad_",
+    "aten::record_stream",
+)
 # Namespaces of operators that wrap tensors or request collectives.
 _WITHOUT_TENSORS = ("c10d", "_c10d_functional", "profiler", "prim")
 

@@ -59,7 +59,7 @@ from pytest_aorta.worker.collectives import recorded_calls
 from pytest_aorta.worker.costs import costs_of, with_compilations
 from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.own_plan import own_plan
-from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of, wrapper_problem
+from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.streams import marked_streams
 from pytest_aorta.worker.torch_private import profiler_enabled
@@ -121,8 +121,6 @@ def _captured(
     """Return the overlap of some steps, and the costs of one step before them."""
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
-    if problem := wrapper_problem():
-        return Profile(problem=problem), Costs(problem=problem)
     kept = trace_path or _asked_trace_path()
     try:
         first, costs = _counted(step, device)
@@ -181,8 +179,6 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
 
 def count_step(step: Callable[[], object], device: torch.device) -> Costs:
     """Run ``step`` once and return its costs on this rank, or why they can't be counted; collective."""
-    if problem := wrapper_problem():
-        return Costs(problem=problem)
     try:
         return _counted(step, device)[1]
     except (_TooLargeError, _OwnProfilerError) as error:

@@ -11,19 +11,9 @@ import torch
 # The classes of torch.profiler import inductor when they start, which takes seconds; these take milliseconds.
 from torch.autograd.profiler import profile
 
-from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.trace.kineto import TraceTooLarge, check_size, parse_trace
 from pytest_aorta.worker.accelerator import on_accelerator
-from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.torch_private import profiler_enabled
-
-
-def wrapper_problem() -> str:
-    """Return why a step can't be profiled under the profiler that the ranks run under; empty if it can."""
-    plan = own_plan()
-    if plan is None or plan.profiler not in WRAPPERS:
-        return ""
-    return f"{plan.profiler} profiles the ranks, and a device serves one profiler at a time"
 
 
 def profiler_of(device: torch.device, *, host: bool = True, shapes: bool = False, memory: bool = False) -> profile:
@@ -76,7 +66,7 @@ class ScriptProfiler:
     def __init__(self, device: torch.device, prepared: Collection[int] = ()) -> None:
         """Profile steps on ``device``, unless a profiler of the script is ``prepared``: torch would lose that one."""
         self.device = device
-        self.problem = wrapper_problem()
+        self.problem = ""
         self._prepared = prepared
         self._running: profile | None = None
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from pytest_aorta.result.trace.kineto_graph import MARK, Said
-from pytest_aorta.worker.torch_private import disable_dynamo
+from pytest_aorta.worker.torch_private import disable_dynamo, functional_operators, tree_leaves
 
 # The methods of a process group that request a collective.
 _REQUEST = re.compile("_?(all|reduce|broadcast|gather|scatter|barrier|send|recv)")
@@ -35,13 +35,32 @@ class _Numbers:
         return self._kept.setdefault(key, (len(self._kept), one))[0]
 
 
+class _Called:
+    """The function of an operator, around which another one is called; tables find the operator by its hash."""
+
+    def __init__(self, original: Callable[..., Any], call: Callable[..., Any]) -> None:
+        self._original, self._call = original, call
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        return self._call(self._original, *args, **given)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+
+def _id_of(one: object) -> int:
+    """Return an id that a tensor has in common with its views."""
+    return one.untyped_storage()._cdata if isinstance(one, torch.Tensor) else id(one)
+
+
 @contextmanager
 def marked_streams(device: torch.device) -> Iterator[None]:
     """Leave marks of streams, events and waits of the body in the profile that runs."""
     module, numbers = torch.get_device_module(device), _Numbers()
     replaced: list[tuple[Any, str, Any]] = []
-    # The number of each request by the id of its work, which stays alive.
-    works: dict[int, tuple[int, object]] = {}
+    # The number of each request by the id of its work, or by those of the storages of its results. A later request may
+    # take an id over.
+    works: dict[int, int] = {}
     stream_of: Callable[[], object] = module.current_stream
 
     def say(what: Said, *about: object) -> None:
@@ -96,13 +115,15 @@ def marked_streams(device: torch.device) -> Iterator[None]:
     def requested(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
         token = object()
         with record_function(f"{MARK} {Said.REQUESTS} {(number := numbers.of(token))}"):
-            work = original(*args, **given)
-        works[id(work)] = number, work
-        return work
+            results = original(*args, **given)
+        works.update((_id_of(one), number) for one in tree_leaves(results))
+        return results
 
     def work_waits(original: Callable[..., Any], work: Any, *args: Any, **given: Any) -> Any:
-        if (known := works.get(id(work))) is not None:
-            with record_function(f"{MARK} {Said.WAITS_WORK} {known[0]}"):
+        # Only the first wait for a tensor waits. That for a work does on each stream.
+        take = works.pop if isinstance(work, torch.Tensor) else works.get
+        if (number := take(_id_of(work), None)) is not None:
+            with record_function(f"{MARK} {Said.WAITS_WORK} {number}"):
                 pass
         return original(work, *args, **given)
 
@@ -112,15 +133,26 @@ def marked_streams(device: torch.device) -> Iterator[None]:
         replace(module.Stream, "wait_stream", waits)
         replace(module.Stream, "wait_event", waits_event)
         replace(module.Stream, "record_event", of_stream)
+        # FSDP2 asks for it only where it has an event, which it now has on CPU ranks too.
+        replace(torch.accelerator, "current_stream", lambda *_: stream_of())
     replace(module.Event, "record", recorded)
     replace(module.Event, "wait", awaited)
-    for name in ("__enter__", "__exit__"):
-        replace(module.StreamContext, name, switched)
+    for owner, name in (
+        (module.StreamContext, "__enter__"),
+        (module.StreamContext, "__exit__"),
+        (module, "set_stream"),
+    ):
+        replace(owner, name, switched)
     for owner in (module.Stream, module.Event, module):
         replace(owner, "synchronize", host)
     for name in filter(_REQUEST.match, [*vars(dist.ProcessGroup)]):
         replace(dist.ProcessGroup, name, requested)
-    replace(dist.Work, "wait", work_waits)
+    for owner in (dist.Work, *dist.Work.__subclasses__()):
+        replace(owner, "wait", work_waits)
+    for operator in functional_operators():
+        call = work_waits if "wait_tensor" in str(operator) else requested
+        replaced.append((operator, "_op", operator._op))
+        operator._op = _Called(operator._op, call)
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ Each of the following goes when its replacement is in the oldest supported versi
 - names of the modules and parameters that wrap a user's, and a module's buffers: with public names;
 - the iterator of a ``DataLoader``, and the state of an autocast: with a hook for each batch, and public attributes;
 - counters and metrics of dynamo: with a public way to count compilations;
+- the functions of functional collectives' operators: with the tensor of a wait in torch's profiles;
 - ``skip_code``: with a public way to keep the compiler from functions that the interpreter calls, as to trace lines;
 - ``cuda_sleep``: with a kernel that spins in the public API of each kind of device.
 """
@@ -62,6 +63,7 @@ __all__ = [
     "dynamo_utils",
     "fake_store",
     "foreach_norm",
+    "functional_operators",
     "is_flat_parameter",
     "is_traceable_wrapper_subclass_type",
     "keep_from_compiler",
@@ -108,6 +110,16 @@ def keep_from_compiler(*functions: Callable[..., object]) -> None:
     if (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
         for function in functions:
             dynamo.skip_code(function.__code__)
+
+
+def functional_operators() -> list[Any]:
+    """Return the operators of functional collectives and of the wait for them, those of one overload too."""
+    names = {str(name).partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    found = []
+    for namespace, _, name in (one.partition("::") for one in names if one.startswith("_c10d_functional")):
+        packet = getattr(getattr(torch.ops, namespace), name)
+        found += [packet, *(getattr(packet, overload) for overload in packet.overloads())]
+    return found
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

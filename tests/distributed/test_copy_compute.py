@@ -2,8 +2,6 @@
 
 import pytest
 
-from pytest_aorta.common.errors import WorkloadFailed
-
 pytestmark = [pytest.mark.world(size=1, device="cpu"), pytest.mark.launch_timeout(120)]
 
 SMALL = {"steps": 4, "warmup": 1, "matrix_size": 64, "gemms": 5, "copy_mb": 0.5}
@@ -29,9 +27,3 @@ def test_each_variant_is_timed_and_variables_are_set_before_the_rank_starts(work
 def assert_within_step(step):
     edges_ms = [edge for rows in step["segments"].values() for row in rows for edge in row]
     assert 0 <= min(edges_ms) < max(edges_ms) <= step["step_time_ms"] + 0.001
-
-
-@pytest.mark.extended
-def test_copy_that_was_not_made_fails_and_is_named(workload):
-    with pytest.raises(WorkloadFailed, match=r"copy_d2h: iteration 0, on rank 0: 131072 of 131072 elements wrong"):
-        workload.run("copy_compute", copy_kind="d2h", fault={"kind": "skipped_copy"}, **SMALL)

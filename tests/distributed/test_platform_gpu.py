@@ -1,7 +1,6 @@
 """NVML's facts of real GPUs beside a launch, and the cost of reading them."""
 
 import json
-import shutil
 import time
 
 import pytest
@@ -40,22 +39,3 @@ def test_reading_the_sensors_takes_hardly_any_time(distributed_world):
         sensors.close()
     print(f"{1e3 * took_s:.3f} ms a device")
     assert took_s < MAX_READ_S
-
-
-@pytest.mark.smoke
-@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
-@pytest.mark.world(size=2, device="cuda")
-def test_nsys_keeps_a_report_of_all_ranks(pytester, distributed_world):
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.world(size=2, device="cuda")
-        def test_speed(workload):
-            assert workload.run("fsdp", steps=20, profile_steps=2).profiler == "nsys"
-        """
-    )
-    run = pytester.runpytest_subprocess("--aorta-profiler=nsys", "--aorta-results=kept", timeout=240)
-    run.assert_outcomes(passed=1)
-    [report] = (pytester.path / "kept").rglob("nsys.nsys-rep")
-    assert report.stat().st_size > 1 << 16

@@ -46,10 +46,29 @@ def own(module):
     return FullyShardedDataParallel(module, device_id=torch.device("cpu"))
 model = own(nn.Sequential(*map(own, layers)))
 """
+GATHERED = """
+from torch.distributed._functional_collectives import all_gather_tensor
+class Gathered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList(torch.randn(128, 256) / 16 for _ in range(6))
+    def forward(self, batch):
+        for whole in [all_gather_tensor(part, 0, dist.group.WORLD) for part in self.parts]:
+            batch = batch @ whole
+        return batch
+model = Gathered()
+"""
 # Of each program: what makes the model, what follows backward, collectives that no product can hide, and all.
 PROGRAMS = {
     "FSDP2": (UNITS, "", 2, 18),
     "FSDP2, no prefetch": (UNITS + "for layer in layers: layer.set_modules_to_backward_prefetch([layer])", "", 12, 18),
+    # The gathers that nothing used are waited for at the end of the backward pass.
+    "FSDP2, prefetch in the wrong order": (
+        UNITS + "for at, layer in enumerate(layers): layer.set_modules_to_backward_prefetch(layers[at + 1 : at + 2])",
+        "",
+        10,
+        23,
+    ),
     "FSDP2, gathers wait": (
         UNITS + HOOK.replace("WHAT", f"{STATE}.all_gather_stream.wait_stream(torch.cpu.current_stream())"),
         "",
@@ -68,7 +87,9 @@ PROGRAMS = {
     "DDP, two buckets": ("model = DistributedDataParallel(model)", "", 1, 2),
     "by hand in backward": (REDUCED, "", 1, 6),
     "by hand after backward": ("", ALL, 6, 6),
-    "FSDP1": (FSDP1, "", 4, 18),
+    "FSDP1": (FSDP1, "", 2, 18),
+    # Their weights were gathered first, so backward reduces them last.
+    "functional collectives": (GATHERED, "", 7, 12),
 }
 
 

@@ -88,8 +88,8 @@ def fake_launch(plan, rootpath):
             (folder / "error.json").write_text(json.dumps(error))
         elif config.get("raises") is None:
             (folder / "result.json").write_text(json.dumps(rank_result(config, rank, plan.world.device)))
-    if plan.profiler == "nsys" and not config.get("without_trace"):
-        (plan.run_dir / "nsys.nsys-rep").touch()
+    if plan.profiler and not config.get("without_trace"):
+        (plan.run_dir / "ranks" / "0" / "trace.json.gz").touch()
     status = 0 if config.get("raises") is None else 1
     return LaunchOutcome("exit", status, (), (), config.get("wall_s", 0.25))
 

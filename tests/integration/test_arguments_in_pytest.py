@@ -38,7 +38,7 @@ SCRIPT = "allowed is a path ending in .py or a dotted module name"
 BEFORE_A_LAUNCH = [
     ("workload.run('tyo')", "no workload named 'tyo' (did you mean 'toy'?); there are ['copy_compute', "),
     ("workload.run('toy', step=3)", "workload 'toy' has no config keys ['step'] (did you mean 'steps'?); there are ["),
-    ("workload.run('toy', steps='3')", "config of workload 'toy': steps: got '3', allowed is type "),
+    ("workload.run('toy', steps='3')", "config of workload 'toy': steps: '3' is not of type 'integer'"),
     ("workload.run('toy', step_ms=float('nan'))", "step_ms: got nan, allowed is plain JSON: "),
     ("workload.run_script('absent.py')", "script 'absent.py': there is no file "),
     ("workload.run_script('')", f"script '': {SCRIPT}"),

@@ -1,7 +1,5 @@
 """Tests over several nodes, with faked launches."""
 
-import pytest
-
 NODES = ("--aorta-nnodes=2", "--aorta-results=shared", *("-o", "aorta_node_launcher=srun --nodes={nodes}"))
 OVER_NODES = "@pytest.mark.world(size=4, nodes=2)"
 
@@ -21,13 +19,3 @@ def test_reference_version_over_nodes_is_refused(versioned):
     versioned.one_test(body, OVER_NODES)
     shows = ["*SpecError: --aorta-ab=HEAD: the reference exists on this node only; use nodes=1"]
     versioned.run(*NODES, "--aorta-ab=HEAD", shows=shows, failed=1)
-
-
-@pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
-def test_profiler_around_the_ranks_over_nodes_is_refused(project, monkeypatch, profiler):
-    program = project.write(f"bin/{profiler}", "#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    project.one_test("workload.run('toy')", OVER_NODES)
-    shows = [f"*--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1"]
-    project.run(*NODES, f"--aorta-profiler={profiler}", shows=shows, failed=1)

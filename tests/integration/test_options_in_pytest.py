@@ -24,7 +24,7 @@ from tests.unit.fake_drivers import FakeNvml
         (["--aorta-report=folder.html"], "--aorta-report=folder.html: {}/folder.html is a folder, allowed is a file"),
         (["--aorta-nnodes=2"], "--aorta-nnodes=2: set the ini key aorta_node_launcher, a command that starts a node "),
         (["--aorta-nnodes=2", "-o", "aorta_node_launcher=srun"], "--aorta-nnodes=2: give --aorta-results"),
-        (["-o", "aorta_profiler=rocprofv3"], "--aorta-profiler=rocprofv3: there is no program rocprofv3 on PATH"),
+        (["-o", "aorta_profiler=rocprofv3"], "ini key aorta_profiler: got 'rocprofv3', allowed is one of torch"),
     ],
 )
 def test_option_or_ini_value_that_is_not_allowed_is_a_usage_error(project, given, message):

@@ -234,7 +234,7 @@ SHOWING = ["--fixtures", "--fixtures-per-test", "--markers", "--cache-show", "--
 
 
 def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared):
-    declared.ini("aorta_gpus = 8", "aorta_profiler = rocprofv3")
+    declared.ini("aorta_gpus = 8", "aorta_ab = absent")
     for options in (["--collect-only", "-q"], *([option] for option in SHOWING)):
         # Without the plugin cacheprovider there is no --cache-show.
         result = declared.pytester.runpytest_inprocess(*options)

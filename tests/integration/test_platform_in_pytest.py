@@ -46,37 +46,16 @@ def test_gpus_without_a_driver_to_ask_pass_and_the_result_says_why(nvml, learned
     assert kept == {"source": "NVML", "problem": "NVML: Driver Not Loaded", "devices": []}
 
 
-@pytest.fixture
-def installed(project, monkeypatch):
-    """The project with an ``nsys`` on PATH, which the fake launcher does not start."""
-    program = project.write("bin/nsys", "#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+def test_profiled_launch_keeps_its_traces_and_makes_no_baseline(nvml, learned):
+    shows = ["test_toy::test_one: traces of torch in *", "aorta: 1 test OK, *"]
+    learned.run("--aorta-profiler=torch", shows=shows, passed=1)
+    contradiction = "*--update-baselines and --aorta-profiler=torch contradict each other*"
+    learned.refused("--aorta-profiler=torch", "--update-baselines", shows=contradiction)
 
 
-def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, nvml, learned):
-    learned.plant(slowdown=1.3)
-    shows = [
-        "test_toy::test_one: traces of nsys in *",
-        "aorta: 1 test OK, 1 metric unchanged, 1 not compared (profiler), *",
-    ]
-    learned.run("--aorta-profiler=nsys", shows=shows, passed=1)
-    result = learned.run("-v", "--aorta-profiler=nsys")
-    result.stdout.fnmatch_lines(["  not applicable *step_time_p50 *: ranks ran under nsys, which slows them"])
-    before = [path.read_bytes() for path in learned.baseline_files()]
-    contradiction = "*--update-baselines and --aorta-profiler=nsys contradict each other*"
-    learned.refused("--aorta-profiler=nsys", "--update-baselines", shows=contradiction)
-    assert [path.read_bytes() for path in learned.baseline_files()] == before
-
-
-def test_profiler_that_leaves_no_trace_fails_the_test(installed, nvml, learned):
+def test_profiler_that_leaves_no_trace_fails_the_test(nvml, learned):
     learned.plant(without_trace=True)
-    learned.run("--aorta-profiler=nsys", shows="E *ResultError: profiler nsys left no trace in *agent.log*", failed=1)
-
-
-def test_profiled_launch_is_not_recorded_where_a_baseline_is_missing(installed, gpu, nvml):
-    gpu.run("--aorta-profiler=nsys", "--aorta-fail-on=none")
-    assert gpu.baseline_files() == []
+    learned.run("--aorta-profiler=torch", shows="E *ResultError: profiler torch left no trace in *agent.log*", failed=1)
 
 
 @pytest.fixture

@@ -137,13 +137,6 @@ def test_times_of_the_other_variants_are_no_steps_on_a_device(tmp_path, monkeypa
     assert (len(result.step_times_ms), result.collective_ms) == (2, [])
 
 
-def test_launch_under_a_profiler_is_not_profiled_again(tmp_path, monkeypatch):
-    as_rank_of(make_plan(tmp_path / "run", profiler="nsys"), monkeypatch)
-    result = launched(tmp_path, monkeypatch, profile_steps=2)
-    assert (result.profile.steps, result.profile.kernels) == ([], {})
-    assert result.profile.problem.startswith("nsys profiles the ranks")
-
-
 def test_launch_without_profiled_steps_leaves_the_trace_that_is_asked_for(tmp_path, monkeypatch):
     folder = as_rank_of(make_plan(tmp_path / "run", profiler="torch"), monkeypatch)
     assert launched(tmp_path, monkeypatch, profile_steps=0).profile.steps == []

@@ -342,15 +342,6 @@ def test_worker_and_profiler_load_neither_the_compiler_nor_dtensors():
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
-def test_nothing_is_captured_under_a_profiler_that_has_the_device(tmp_path, monkeypatch, profiler):
-    as_rank_of(make_plan(tmp_path, profiler=profiler), monkeypatch)
-    training = Training(beside=True)
-    capture = capture_overlap(training.step, 2, torch.device("cuda"))
-    assert (capture.steps, capture.metrics(), training.count) == ([], {}, 0)
-    assert capture.problem == f"{profiler} profiles the ranks, and a device serves one profiler at a time"
-
-
 def test_step_that_runs_the_profiler_itself_is_refused():
     """Torch has one profiler per thread: the inner one ends the outer, whose export then crashes the process."""
 

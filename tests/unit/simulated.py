@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from scipy.stats import binom
 
-from pytest_aorta.verdict.statistics.decision import Decision, decide_pairs, decide_stored
+from pytest_aorta.verdict.statistics.decision import Decision, StoredRule, decide_pairs
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, VarianceComponents, baseline_estimate
 
 WITHIN, BETWEEN = 0.005, 0.007
@@ -34,10 +34,8 @@ def until_decided(decide: Callable[[int], Decision], most: int) -> Decision:
 
 
 def run_stored(candidate: list[float], baseline: Estimate, tolerance: float, max_launches: int = 5) -> Decision:
-    return until_decided(
-        lambda count: decide_stored(candidate[:count], "new", baseline, tolerance, max_launches=max_launches, worse=1),
-        max_launches,
-    )
+    rule = StoredRule(baseline, "new", tolerance, max_launches)
+    return until_decided(lambda count: rule.decide(candidate[:count]), max_launches)
 
 
 def run_pairs(pairs: list[tuple[float, float]], deviation: float, tolerance: float, max_pairs: int = 6) -> Decision:

@@ -22,13 +22,21 @@ from pytest_aorta.worker import (
 from .. import checkpoint
 from ..common.result import SpansWorkload, peak_memory_metrics, timed_result
 from .buffers import Buffers
-from .faults import Fault
+from .faults import FaultyStep
 from .oracle import CodeTable
-from .schedule import TrainingStep
 from .settings import Settings
 from .verification import Verification
 
 _GEMMS_PER_LAYER = 3
+
+
+def fsdp_metrics(settings: Settings, device_time_s: float) -> dict[str, float]:
+    """Return the metrics of all measured steps, which took ``device_time_s`` together."""
+    gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
+    return {
+        "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
+        "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
+    }
 
 
 class FsdpWorkload(SpansWorkload):
@@ -53,10 +61,8 @@ class FsdpWorkload(SpansWorkload):
             settings.check_steps(self._trained)
         codes = CodeTable(settings.dtype, self._device, settings.seed)
         self._verification = Verification(settings, codes, buffers.index, buffers.input_index)
-        chunks = buffers.index.view(env.world_size, -1)
-        self._fault = Fault(settings.fault, codes, chunks, rank=env.rank, first_checked=settings.warmup)
         self._spans = StreamSpans(self._device, settings.span_every)
-        self._step = TrainingStep(settings, buffers, codes, self._verification, self._fault, self._spans)
+        self._step = FaultyStep(settings, buffers, codes, self._verification, self._spans)
         self._verification.rehearse()
 
     def run(self) -> RankResult:
@@ -75,7 +81,7 @@ class FsdpWorkload(SpansWorkload):
 
         timer, elapsed_sec = measure(run_step, settings.steps, self._device)
         result = timed_result(timer, elapsed_sec, settings.steps)
-        metrics = self._metrics(sum(result.step_times_ms) / 1e3)
+        metrics = fsdp_metrics(settings, sum(result.step_times_ms) / 1e3) | peak_memory_metrics(self._device)
         self._hash_weights(settings.iterations)
         failure_count, failures = self._verification.failures()
         result = result.replace(
@@ -102,23 +108,13 @@ class FsdpWorkload(SpansWorkload):
         shards = {name: DTensor.from_local(shard, mesh, [Shard(0)]) for name, shard in self.named_parameters()}
         return {**shards, "optimizer.step": torch.tensor(trained)}
 
-    def _metrics(self, device_time_s: float) -> dict[str, float]:
-        """Return this rank's metrics."""
-        settings = self._settings
-        gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
-        metrics = {
-            "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
-            "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
-        }
-        return metrics | peak_memory_metrics(self._device)
-
     def _hash_weights(self, step: int) -> None:
         """Hash the weights after ``step``, counted from the first one of the warm-up."""
         settings = self._settings
         if not self._buffers.weights:
             return
         if step == settings.iterations:
-            self._fault.on_final_weights(self._buffers.weights[settings.fault.layer or 0])
+            self._step.end()
         ranks, rank = settings.world_size, settings.rank
         shards = [LocalShard(name, (ranks * len(own),), own, rank * len(own)) for name, own in self.named_parameters()]
         self._weight_hashes[str(step)] = hash_shards(shards).hex

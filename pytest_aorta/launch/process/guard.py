@@ -23,9 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# A copy of common.variables.GUARD_PID: this program runs without the package. A test compares the two.
-GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
-# A copy of result.folder.AGENT_FILE, for the same reason.
+# A copy of result.folder.AGENT_FILE: this program runs without the package. A test compares the two.
 AGENT_FILE = "agent.json"
 # A copy of result.folder.STOPPING_FILE.
 STOPPING_FILE = "stopping"
@@ -397,8 +395,7 @@ def write_verdict(spec: dict[str, Any], follow: Callable[[], dict[str, Any]]) ->
 def _start_torchrun(argv: list[str]) -> int:
     """Start the agent's program and return its process id."""
     prepare = partial(prepare_agent, os.getpid())
-    environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
-    return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
 
 
 def main() -> None:

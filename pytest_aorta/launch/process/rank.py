@@ -27,7 +27,6 @@ from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import STACKS_S, die_with
 from pytest_aorta.plan.launch_plan import read_plan
-from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.plan.world import World
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.trace.rank_files import flight_records
@@ -86,9 +85,6 @@ def main(run_dir: Path) -> None:
             stream.flush()
     # Freeing objects would destroy process groups: gloo's destructor can deadlock, and threads of NCCL and gloo have
     # aborted processes that had succeeded.
-    if plan.profiler in WRAPPERS:
-        # These profilers write their traces in handlers of C's exit(), which frees no objects of Python.
-        ctypes.CDLL(None).exit(code)
     os._exit(code)
 
 

@@ -12,7 +12,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,10 +20,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import UnreadableFile, raised_as, without_collection, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.process.rank import ask_for_evidence, make_store
-from pytest_aorta.launch.watch import is_readable
-from pytest_aorta.plan.launch_plan import read_plan
-from pytest_aorta.plan.options import WRAPPERS
-from pytest_aorta.result.folder import AGENT_FILE, PLAN_FILE, rank_pids
+from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 
 # The logger that names the ranks that torchrun stops.
 STOPPING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
@@ -91,23 +87,6 @@ def main(argv: list[str]) -> int:
     finally:
         del store  # the store serves as long as the object lives
     return 0
-
-
-def _die_with_guard(guard_pid: int) -> None:
-    """End this process when the guard ends, even if a profiler runs between the two; ranks die with this process.
-
-    Without a profiler this process is the guard's child, and the kernel kills it with its parent. With a profiler the
-    parent is the profiler's launcher, which may end before the ranks do.
-    """
-    if guard_pid == os.getppid():
-        return
-    guard = os.pidfd_open(guard_pid)
-
-    def wait() -> None:
-        is_readable(guard, None)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="aorta-guard", daemon=True).start()
 
 
 class Endpoint(Model, frozen=True):
@@ -186,11 +165,7 @@ def _await_endpoint(folder: Path) -> Endpoint:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The guard of another version may not set the variable.
-    _die_with_guard(int(os.environ.pop(variables.GUARD_PID, os.getppid())))
     exit_code = main(sys.argv[1:])
-    if read_plan(Path(sys.argv[1]) / PLAN_FILE).profiler in WRAPPERS:
-        sys.exit(exit_code)  # these profilers write their traces when the process exits normally
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     # Python would take a third of a second to free the objects of torch, and the guard waits for the agent's end.

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from pytest_aorta.plan.options import NSYS, ROCPROFV3, TORCH
 from pytest_aorta.result.folder import RANKS_FOLDER, TRACE_FILE
 
 # The key of a kept trace that says whether the host had a head start in its steps.
@@ -12,13 +11,12 @@ _NO_HEAD_START = (
 )
 
 
-def traces_note(profiler: str, run_dir: Path, *, on_device: bool) -> tuple[str, ...]:
-    """Return a note that says where a launch's traces are and what they show, or none if the profiler left none."""
-    pattern = {TORCH: f"{RANKS_FOLDER}/*/{TRACE_FILE}", NSYS: f"{NSYS}.*", ROCPROFV3: f"{ROCPROFV3}/**/*.*"}[profiler]
-    found = sorted(run_dir.glob(pattern))
+def traces_note(run_dir: Path, *, on_device: bool) -> tuple[str, ...]:
+    """Return a note that says where torch's traces of a launch are and what they show; none without traces."""
+    found = sorted(run_dir.glob(f"{RANKS_FOLDER}/*/{TRACE_FILE}"))
     if not found:
         return ()
     first = found[0].relative_to(run_dir)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    note = f"; {_NO_HEAD_START}" if profiler == TORCH and on_device else ""
-    return (f"traces of {profiler} in {run_dir}: {first}{more}{note}",)
+    note = f"; {_NO_HEAD_START}" if on_device else ""
+    return (f"traces of torch in {run_dir}: {first}{more}{note}",)

@@ -251,18 +251,10 @@ def _graphed(collectives: Iterable[tuple[CollectiveCost, list[tuple[RecordedCall
             request.group_size or 1,
             request.num_bytes or 0,
             event,
-            _results(kind, event, request.group_size or 1),
+            _FUNCTION in event or event["name"].startswith(_FUNCTIONAL),
         )
         for kind, request, event in calls
     ]
-
-
-def _results(kind: str, event: Event, group_size: int) -> list[int]:
-    """Return the numbers of elements of the results of a functional collective; empty for another one."""
-    args = event.get(_FUNCTION) or (event["args"] if event["name"].startswith(_FUNCTIONAL) else {})
-    _, shapes = next(iter(tensors_of(args)), ("", []))
-    scale = {Collective.ALL_GATHER: group_size, Collective.REDUCE_SCATTER: 1 / group_size}.get(Collective(kind), 1)
-    return [round(math.prod(dims) * scale) for dims in shapes]
 
 
 def _requests(operators: Iterable[Event]) -> list[Event]:

@@ -4,12 +4,12 @@ The graph is that of a device, on CPU ranks too. There, a collective that the ho
 its process group's communicator, after what its stream had to do when it was requested, and other collectives run on
 the current stream. A communicator runs its collectives in their order (https://github.com/pytorch/pytorch/issues/177011).
 Code in C++ waits without a mark: DDP's reducer for its all-reduces at the end of the backward pass, and for broadcasts
-of buffers at once. The wait of a functional collective is an operator without the identity of its tensor, so it waits
-for the earliest collective that has such a result and was not waited for. A value that the host reads makes all that
-follows wait.
+of buffers at once. A value that the host reads makes all that follows wait, but for those that an optimizer reads: they
+count its steps, on the host.
 
 Of compute, operators with a formula are nodes, and outside these the outermost operators that read or write memory:
-their bytes are those of their tensors and of one result as large as the largest.
+their bytes are those of their tensors and of one result as large as the largest. An operator that waits for a
+collective before it computes, as one of an ``AsyncCollectiveTensor``, is the operator that it then calls.
 """
 
 from __future__ import annotations
@@ -35,15 +35,22 @@ from pytest_aorta.result.trace.kineto import (
 )
 from pytest_aorta.result.trace.kineto_places import Places
 from pytest_aorta.result.trace.overlap import Intervals, union
+from pytest_aorta.result.trace.profiled_steps import Collective
 from pytest_aorta.result.trace.step_graph import MAX_NODES, Node, StepGraph, Work
 
 # The first word of a mark's name.
 MARK = "aorta::stream"
 _BACKWARD = "autograd::engine::evaluate_function: "
-_WAIT = "_c10d_functional::wait_tensor"
 _READ = "aten::_local_scalar_dense"
-# What inductor compiles for CPU leaves no operator in a trace.
-_FUSED = "## Call CompiledFxGraph"
+# The scope of an optimizer's step.
+_STEP = "Optimizer.step#"
+# The begin of an event's name -> what the trace lacks where it has such an event.
+_UNSEEN = {
+    "## Call CompiledFxGraph": "kernels that inductor fused",
+    "cudaGraphLaunch": "operators of CUDA graphs",
+    "hipGraphLaunch": "operators of CUDA graphs",
+    "symm_mem::": "transfers of symmetric memory",
+}
 _LIST_BYTES = 4
 
 
@@ -69,7 +76,7 @@ class Request:
         group_size: Number of ranks in the group.
         num_bytes: Bytes of the larger of input and output.
         event: The operator.
-        results: Numbers of elements of the results of a functional collective; empty for one of a process group.
+        is_functional: Whether a functional collective requested it.
     """
 
     kind: str
@@ -77,7 +84,7 @@ class Request:
     group_size: int
     num_bytes: int
     event: Event
-    results: list[int]
+    is_functional: bool
 
     @property
     def is_async(self) -> bool:
@@ -85,7 +92,7 @@ class Request:
         args = self.event["args"]
         given = zip(args.get("Input type", ()), args.get("Concrete Inputs", ()), strict=False)
         flags = [value for kind, value in given if kind == "Scalar" and value in ("True", "False")]
-        return bool(self.results) or flags[-1:] == ["True"]
+        return self.is_functional or self.kind == Collective.SEND_RECV or flags[-1:] == ["True"]
 
 
 def graph_of_step(
@@ -106,57 +113,72 @@ def graph_of_step(
     said = sorted((event for event in marks if event["name"].startswith(MARK)), key=begin_of)
     if not said:
         return StepGraph(problem="the streams of the step were not marked")
-    compute = _compute(operators, requests, flops, is_view)
+    waits = [event for event in said if _words(event)[0] == Said.WAITS_WORK]
+    compute = _compute(operators, [*waits, *(one.event for one in requests)], flops, is_view)
     if len(compute) + len(requests) > MAX_NODES:
         return StepGraph(problem=f"the step has {len(compute) + len(requests)} operators, more than {MAX_NODES}")
-    backward = union([span_of(event) for event in inside if event["name"].startswith(_BACKWARD)])
-    reader = _Reader(said, backward, places)
+    backward, steps = (
+        union([span_of(event) for event in inside if event["name"].startswith(begin)]) for begin in (_BACKWARD, _STEP)
+    )
+    reader = _Reader(said, {_words(event)[1] for event in waits}, backward, places)
     todo: list[tuple[Event, Callable[[], None]]] = [
         *((event, partial(reader.hear, event)) for event in said),
         *((event, partial(reader.compute, event, flops, size)) for event, flops, size in compute),
         *((one.event, partial(reader.request, one)) for one in requests),
-        *((event, partial(reader.functional_wait, event)) for event in operators if event["name"] == _WAIT),
-        *((event, partial(reader.host_waits, event)) for event in operators if event["name"] == _READ),
+        *(
+            (event, partial(reader.host_waits, event))
+            for event in operators
+            if event["name"] == _READ and not _is_in(steps, event)
+        ),
     ]
     for event, read in sorted(todo, key=lambda one: begin_of(one[0])):
         reader.leave_backward(event)
         read()
-    unseen = ["kernels that inductor fused"] if any(one["name"].startswith(_FUSED) for one in marks) else []
-    return reader.finished(unseen)
+    names = {event["name"] for event in inside}
+    unseen = (what for begin, what in _UNSEEN.items() if any(name.startswith(begin) for name in names))
+    return reader.finished([*dict.fromkeys(unseen)])
 
 
 def _compute(
-    operators: Sequence[Event], requests: Sequence[Request], flops: Mapping[int, int], is_view: Callable[[str], bool]
+    operators: Sequence[Event], between: Iterable[Event], flops: Mapping[int, int], is_view: Callable[[str], bool]
 ) -> list[tuple[Event, int, int]]:
-    """Return operators that compute, with their operations and, of those without a formula, bytes."""
-    parted: dict[object, list[int]] = defaultdict(list)
-    for event in operators:
-        if id(event) in flops:
-            parted[event["tid"]].append(begin_of(event))
-    for one in requests:
-        parted[one.event["tid"]].append(begin_of(one.event))
-    for begins in parted.values():
-        begins.sort()
-    requested = {(one.event["tid"], begin_of(one.event)) for one in requests}
+    """Return operators that compute, with their operations and, of those without a formula, bytes.
+
+    ``between`` are requests and waits. Operators that hold one of them are not at one moment.
+    """
+    between = [*between]
+    moments, formulas = _begins(between), _begins(event for event in operators if id(event) in flops)
+    requested = {(event["tid"], begin_of(event)) for event in between}
     found = []
     within: tuple[object, int] = "", 0
     for event in operators:
-        tid, begin, end = event["tid"], begin_of(event), end_of(event)
+        tid, end = event["tid"], end_of(event)
         if tid == within[0] and end <= within[1]:
             continue
-        if (tid, begin) in requested or event["name"] == _WAIT:
+        if (tid, begin_of(event)) in requested:
             within = tid, end
+        elif _has_parts(moments[tid], event):
+            continue
         elif id(event) in flops:
             found.append((event, flops[id(event)], 0))
             within = tid, end
-        else:
-            position = bisect_left(parted[tid], begin)
-            has_parts = position < len(parted[tid]) and parted[tid][position] < end
-            if not has_parts and not is_view(event["name"]):
-                if size := _bytes(event):
-                    found.append((event, 0, size))
-                within = tid, end
+        elif not _has_parts(formulas[tid], event) and not is_view(event["name"]):
+            if size := _bytes(event):
+                found.append((event, 0, size))
+            within = tid, end
     return found
+
+
+def _begins(events: Iterable[Event]) -> dict[object, list[int]]:
+    found: dict[object, list[int]] = defaultdict(list)
+    for event in sorted(events, key=begin_of):
+        found[event["tid"]].append(begin_of(event))
+    return found
+
+
+def _has_parts(begins: Sequence[int], event: Event) -> bool:
+    position = bisect_left(begins, begin_of(event))
+    return position < len(begins) and begins[position] < end_of(event)
 
 
 def _bytes(event: Event) -> int:
@@ -171,36 +193,26 @@ def _bytes(event: Event) -> int:
     return sum(sizes) + (0 if is_in_place else max(sizes, default=0))
 
 
-@dataclass
-class _Functional:
-    """A functional collective: its node, and the numbers of elements of results that were not waited for."""
-
-    node: int
-    results: list[int]
-
-
 class _Reader:
     """The state of the streams at a moment of the step."""
 
-    def __init__(self, said: Sequence[Event], backward: Intervals, places: Places) -> None:
-        self._waited = {_words(event)[1] for event in said if _words(event)[0] == Said.WAITS_WORK}
-        self._backward = [(int(begin), int(end)) for begin, end in backward]
-        self._places = places
+    def __init__(self, said: Sequence[Event], waited: set[str], backward: Intervals, places: Places) -> None:
+        self._waited, self._backward, self._places = waited, backward, places
         self._nodes: list[Node] = []
         # A stream is named by its mark's number, that of a communicator by its group. The first one marked computes.
         self._streams: dict[str, int] = {}
         self._on: dict[object, str] = {}
         self._first = _words(said[0])[1]
         self._stream(self._first)
-        self._last: dict[int, int] = {}
-        self._pending: dict[int, set[int]] = defaultdict(set)
+        # What the next work of a stream waits for, and what the next work of any stream does as the host has waited.
+        self._fronts: dict[int, set[int]] = {}
+        self._host: set[int] = set()
+        # The last collective of each group.
         self._by_group: dict[str, int] = {}
-        self._events: dict[str, int] = {}
+        self._events: dict[str, set[int]] = {}
         self._requested: list[tuple[str, Event]] = []
-        self._works: dict[str, list[int]] = defaultdict(list)
-        self._functional: list[_Functional] = []
-        # What the host has waited for last of each stream, and what C++ waits for at the end of the backward pass.
-        self._host: dict[int, int] = {}
+        self._works: dict[str, set[int]] = defaultdict(set)
+        # What code in C++ waits for at the end of the backward pass.
         self._reduced: set[int] = set()
         self._not_waited: set[int] = set()
 
@@ -210,21 +222,22 @@ class _Reader:
         if said == Said.ON:
             self._on[event["tid"]] = about[0]
         elif said == Said.RECORDS:
-            self._events[about[0]] = self._last.get(self._stream(about[1]), -1)
+            self._events[about[0]] = self._front(self._stream(about[1]))
         elif said == Said.WAITS_STREAM:
-            self._wait(self._stream(about[0]), self._last.get(self._stream(about[1]), -1))
+            self._wait(self._stream(about[0]), self._front(self._stream(about[1])))
         elif said == Said.WAITS_EVENT:
-            self._wait(self._stream(about[0]), self._events.get(about[1], -1))
+            self._wait(self._stream(about[0]), self._events.get(about[1], ()))
         elif said == Said.REQUESTS:
             self._requested.append((about[0], event))
         elif said == Said.WAITS_WORK:
-            for node in self._works[about[0]]:
-                self._wait(self._current(event), node)
-                self._not_waited.discard(node)
+            self._wait(self._current(event), self._works[about[0]])
+            self._not_waited -= self._works[about[0]]
+        elif said == Said.HOST and not about:
+            self._block(set().union(*self._fronts.values()))
         elif said == Said.HOST:
-            known = [*self._events, *self._streams]
-            awaited = [self._events.get(one, self._last.get(self._streams.get(one, -1), -1)) for one in about]
-            self._host_waits_for(awaited if set(about) & {*known} else self._last.values())
+            # An event of an earlier step has nothing of this one before it.
+            is_stream = about[0] in self._streams
+            self._block(self._front(self._streams[about[0]]) if is_stream else self._events.get(about[0], ()))
 
     def compute(self, event: Event, flops: int, num_bytes: int) -> None:
         """Add an operator that computes."""
@@ -237,43 +250,31 @@ class _Reader:
         self._requested = [pair for pair in self._requested if end_of(pair[1]) >= begin_of(one.event)]
         works = [number for number, span in self._requested if holds(span, one.event)]
         stream = self._stream(f"communicator of {one.group}") if one.is_async else current
-        if one.is_async:
-            self._wait(stream, self._last.get(current, -1))
-        self._wait(stream, self._by_group.get(one.group, -1))
+        self._wait(stream, self._front(current))
+        self._wait(stream, {self._by_group[one.group]} if one.group in self._by_group else ())
         size = {"num_bytes": one.num_bytes, "group": one.group, "group_size": one.group_size}
         node = self._by_group[one.group] = self._add(one.event, stream, Work.COLLECTIVE, one.kind, **size)
         for number in works:
-            self._works[number].append(node)
+            self._works[number].add(node)
         if not one.is_async:
             return
-        if one.results:
-            self._functional.append(_Functional(node, one.results))
-        elif not self._waited.intersection(works) and self._is_backward(one.event):
-            self._reduced.add(node)
-            return
-        elif not works or one.kind == "broadcast":  # DDP's of buffers, which it waits for at once
-            self._wait(current, node)
-            return
-        self._not_waited.add(node)
-
-    def functional_wait(self, event: Event) -> None:
-        """Let the current stream wait for the functional collective of a tensor."""
-        elements = next(map(math.prod, event["args"].get("Input Dims", ())), 0)
-        for one in self._functional:
-            if elements in one.results:
-                one.results.remove(elements)
-                self._wait(self._current(event), one.node)
-                self._not_waited.discard(one.node)
+        if not one.is_functional:
+            if not self._waited.intersection(works) and _is_in(self._backward, one.event):
+                self._reduced.add(node)
                 return
+            if not works or one.kind == "broadcast":  # DDP's of buffers, which it waits for at once
+                self._wait(current, {node})
+                return
+        self._not_waited.add(node)
 
     def host_waits(self, event: Event) -> None:
         """Let all that follows wait for the current stream."""
-        self._host_waits_for([self._last.get(self._current(event), -1)])
+        self._block(self._front(self._current(event)))
 
     def leave_backward(self, event: Event) -> None:
         """Let the current stream wait for what was reduced, if an event is the first one after a backward pass."""
-        if self._reduced and not self._is_backward(event):
-            self._pending[self._current(event)] |= self._reduced
+        if self._reduced and not _is_in(self._backward, event):
+            self._wait(self._current(event), self._reduced)
             self._reduced = set()
 
     def finished(self, unseen: Sequence[str]) -> StepGraph:
@@ -301,21 +302,26 @@ class _Reader:
 
     def _add(self, event: Event, stream: int, work: Work, name: str, **sizes: Any) -> int:
         place = self._places.of(event)
-        after = {self._last.get(stream, -1), *self._pending.pop(stream, ()), *self._host.values()} - {-1}
         of = (place.module if place.module != "backward" else "")[:200]
-        self._nodes.append(Node(work, name[:200], stream, sorted(after), of=of, place=place.source[:200], **sizes))
-        self._last[stream] = len(self._nodes) - 1
-        return self._last[stream]
+        after = sorted(self._front(stream))
+        self._nodes.append(Node(work, name[:200], stream, after, of=of, place=place.source[:200], **sizes))
+        self._fronts[stream] = {len(self._nodes) - 1}
+        return len(self._nodes) - 1
 
-    def _host_waits_for(self, nodes: Iterable[int]) -> None:
-        # Of a stream, the last node waits for those before it.
-        for node in nodes:
-            if node >= 0:
-                self._host[self._nodes[node].stream] = max(node, self._host.get(self._nodes[node].stream, node))
+    def _front(self, stream: int) -> set[int]:
+        return self._fronts.setdefault(stream, self._host)
 
-    def _wait(self, stream: int, node: int) -> None:
-        if node >= 0:
-            self._pending[stream].add(node)
+    def _wait(self, stream: int, nodes: Iterable[int]) -> None:
+        self._fronts[stream] = self._latest(self._front(stream).union(nodes))
+
+    def _block(self, nodes: Iterable[int]) -> None:
+        self._host = self._latest(self._host.union(nodes))
+        for stream in self._fronts:
+            self._wait(stream, self._host)
+
+    def _latest(self, nodes: Iterable[int]) -> set[int]:
+        """Return the last node of each stream."""
+        return set({self._nodes[node].stream: node for node in sorted(nodes)}.values())
 
     def _stream(self, name: str) -> int:
         return self._streams.setdefault(name, len(self._streams))
@@ -323,9 +329,11 @@ class _Reader:
     def _current(self, event: Event) -> int:
         return self._stream(self._on.get(event["tid"], self._first))
 
-    def _is_backward(self, event: Event) -> bool:
-        number = bisect_right(self._backward, (begin_of(event), math.inf))
-        return number > 0 and begin_of(event) < self._backward[number - 1][1]
+
+def _is_in(spans: Intervals, event: Event) -> bool:
+    """Return whether an event begins within one of the spans, which are in order."""
+    number = bisect_right(spans[:, 0], begin_of(event))
+    return number > 0 and begin_of(event) < spans[number - 1, 1]
 
 
 def _words(event: Event) -> list[str]:

@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
-from msgspec import Meta, field
+from msgspec import field
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import raised_as, read_bytes
@@ -90,7 +90,6 @@ MAX_OPERATORS_BYTES = 256 << 20
 WITHOUT_DEFINED_OUTPUT = ("bucketing._pre_bucket_all_gather.default",)
 # Begins the argument for the state of the generator from which an operator drew random numbers.
 RANDOM_STATE = "random state"
-Shown: TypeAlias = Annotated[str, Meta(max_length=1000)]
 
 
 class OperatorCall(Model, frozen=True):
@@ -113,17 +112,17 @@ class OperatorCall(Model, frozen=True):
         read, wrote: 2 if an input or output has a NaN, else 1 if one has an infinity, else 0.
     """
 
-    name: Annotated[str, Meta(max_length=200)]
+    name: str
     phase: str
-    module: Shown
-    source: Shown
+    module: str
+    source: str
     is_collective: bool
-    arguments: Shown
+    arguments: str
     inputs: tuple[TensorHash, ...]
     outputs: tuple[TensorHash, ...]
-    parameters: tuple[tuple[Count, Shown], ...] = ()
-    group: Shown = ""
-    sources: tuple[Shown, ...] = ()
+    parameters: tuple[tuple[Count, str], ...] = ()
+    group: str = ""
+    sources: tuple[str, ...] = ()
     read: Count = 0
     wrote: Count = 0
 
@@ -132,7 +131,7 @@ class StepOperators(Model, frozen=True):
     """The operators of one step, in order."""
 
     step: Positive
-    calls: Annotated[list[OperatorCall], Meta(max_length=MAX_CALLS)]
+    calls: list[OperatorCall]
 
 
 def read_operators(run_dir: Path, rank: int, step: int) -> list[OperatorCall] | None:

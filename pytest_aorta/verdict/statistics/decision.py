@@ -13,13 +13,15 @@ A look is a number of launches after which a decision is possible. Both error ra
 other.
 """
 
+from __future__ import annotations
+
 import math
 import random
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from statistics import median
 
@@ -242,7 +244,7 @@ def decide_pairs(
         pairs: Transformed values of candidate and reference, for at least one pair.
         variance: The prior of a single launch's variance.
         max_pairs: The most pairs.
-        tolerance, worse, scale: As in :func:`decide_stored`.
+        tolerance, worse, scale: As in :class:`StoredRule`.
     """
     count = len(pairs)
     looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
@@ -327,53 +329,52 @@ _DRAWS = 200
 REGRESSION_CHANCE = 0.01
 
 
-def decide_stored(
-    candidate: Sequence[float],
-    block: Hashable,
-    baseline: Estimate,
-    tolerance: float,
-    *,
-    max_launches: int,
-    worse: int,
-    scale: Scale = Scale.RELATIVE,
-) -> Decision:
-    """Compare launches of one session block with a stored baseline.
-
-    Between two looks the outcome is None. The outcome is final at the last look that ``max_launches`` allows, or at an
-    earlier look after which no further launch could change it.
-
-    Args:
-        candidate: Transformed values of at least one launch.
-        block: The session block of these launches.
-        baseline: The baseline estimate.
-        tolerance: A change on ``scale``.
-        max_launches: The most launches of the candidate.
-        worse: 1 if a larger value is worse, else -1.
-        scale: The scale on which the values were transformed.
-    """
-    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, scale)
-    decision = rule.decide(candidate, rule.effect(candidate), own_variance(candidate), len(candidate))
-    if decision.outcome is not None or len(candidate) not in rule.looks:
-        return decision
-    return replace(decision, outcome=rule.foreseen(candidate))
+def allowed_looks(max_launches: int) -> tuple[int, ...]:
+    """Return the numbers of launches after which a decision is possible; after the last, every outcome is final."""
+    return tuple(look for look in LOOKS if look <= max_launches) or (1,)
 
 
 @dataclass(frozen=True)
-class _StoredRule:
-    """The rule of :func:`decide_stored`, for launches that were made and for launches that could be made."""
+class StoredRule:
+    """The rule by which launches of one session block are compared with a stored baseline.
 
-    block: Hashable
+    Attributes:
+        baseline: The baseline estimate.
+        block: The session block of the launches.
+        tolerance: A change on ``scale``.
+        max_launches: The most launches of the candidate; the last look that they allow is final.
+        worse: 1 if a larger value is worse, else -1.
+        scale: The scale on which the values were transformed.
+    """
+
     baseline: Estimate
-    tolerance: float
-    looks: tuple[int, ...]
-    worse: int
-    scale: Scale
+    block: Hashable
+    tolerance: float = 0.0
+    max_launches: int = 1
+    worse: int = 1
+    scale: Scale = Scale.RELATIVE
+
+    @cached_property
+    def looks(self) -> tuple[int, ...]:
+        """Return the numbers of launches after which a decision is possible."""
+        return allowed_looks(self.max_launches)
+
+    def decide(self, candidate: Sequence[float]) -> Decision:
+        """Return the decision on the transformed values of at least one launch.
+
+        Between two looks the outcome is None. It is final at the last look, or at an earlier one after which no further
+        launch could change it.
+        """
+        decision = self._decide(candidate, self.effect(candidate), own_variance(candidate), len(candidate))
+        if decision.outcome is not None or len(candidate) not in self.looks:
+            return decision
+        return replace(decision, outcome=self.foreseen(candidate))
 
     def effect(self, candidate: Sequence[float]) -> float:
         """Return the change of the median, positive if the metric got worse."""
         return self.worse * (median(candidate) - self.baseline.center)
 
-    def decide(
+    def _decide(
         self, candidate: Sequence[float], effect: float, own: Variance, count: int, *, is_last: bool = False
     ) -> Decision:
         """Return the decision after ``count`` launches with this effect and variance.
@@ -401,7 +402,7 @@ class _StoredRule:
     def _rule(self, count: int) -> Rule:
         failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
         alarm_rate = FALSE_ALARM_RATE / max(1, len(failing))
-        return Rule(self.tolerance, self.scale, alarm_rate, _miss_fraction(count, self.looks), self.looks)
+        return Rule(self.tolerance, self.scale, alarm_rate, self._miss_rate(count), self.looks)
 
     def _errors(self, own: Variance, count: int) -> tuple[Variance, Variance]:
         """Return the variance of the effect of ``count`` launches, for a regression and for a pass."""
@@ -424,7 +425,7 @@ class _StoredRule:
         if ahead & {Outcome.REGRESSION, Outcome.IMPROVED}:
             return None
         own, count = own_variance(candidate), len(candidate)
-        now = self.decide(candidate, self.effect(candidate), own, count, is_last=True).outcome
+        now = self._decide(candidate, self.effect(candidate), own, count, is_last=True).outcome
         return None if Outcome.PASS in ahead and now is not Outcome.PASS else now
 
     def _ahead(self, candidate: Sequence[float], look: int) -> set[Outcome | None]:
@@ -438,103 +439,66 @@ class _StoredRule:
         moved = within.value * (median_variance(count) + median_variance(look - count))
         increase = quantile_t(1 - REGRESSION_CHANCE, within.df) * math.sqrt(moved)
         own = Variance(within.value, look - 1)
-        same, worse = (self.decide(candidate, effect + more, own, look).outcome for more in (0.0, increase))
+        same, worse = (self._decide(candidate, effect + more, own, look).outcome for more in (0.0, increase))
         return {same} | {worse} & {Outcome.REGRESSION}
 
+    def detectable(self, num_launches: int) -> float:
+        """Return the smallest change for the worse, on the scale, that ``num_launches`` of the block mostly detect.
 
-def detectable(
-    baseline: Estimate,
-    block: Hashable,
-    num_launches: int,
-    *,
-    tolerance: float = 0.0,
-    max_launches: int = 1,
-    worse: int = 1,
-    scale: Scale = Scale.RELATIVE,
-) -> float:
-    """Return the smallest change for the worse, on ``scale``, that ``num_launches`` of a block mostly detect.
+        At least three launches, resampled from those of the baseline, detect the change with probability ``POWER`` in a
+        comparison of up to ``max_launches``.
+        """
+        rule = replace(self, max_launches=max(num_launches, self.max_launches))
+        rng = random.Random(0)  # noqa: S311 - the same text for the same baseline
+        draws = (rule.least_detected(self.baseline.resampled(self.block, num_launches, rng)) for _ in range(_DRAWS))
+        return self.scale.change(max(0.0, quantile(sorted(draws), POWER)))
 
-    At least three launches, resampled from those of the baseline, detect the change with probability ``POWER`` in a
-    comparison of up to ``max_launches``.
-    """
-    looks = _looks(max(num_launches, max_launches))
-    rule = _StoredRule(block, baseline, tolerance, looks, worse, scale)
-    rng = random.Random(0)  # noqa: S311 - the same text for the same baseline
-    draws = (rule.least_detected(baseline.resampled(block, num_launches, rng)) for _ in range(_DRAWS))
-    return scale.change(max(0.0, quantile(sorted(draws), POWER)))
+    def with_launches(self, count: int) -> StoredRule:
+        """Return the rule as if the baseline had ``count`` launches, as in :meth:`Estimate.with_launches`."""
+        return replace(self, baseline=self.baseline.with_launches(count))
 
+    def least_tolerance(self) -> float:
+        """Return the smallest tolerance, on the scale, at which unchanged code passes with ``PASS_POWER``."""
+        least = math.inf
+        for look in self.looks:
+            error = self.baseline.error(self.block, look, self.baseline.variance.within)
+            quantiles = quantile_t(1 - self._miss_rate(look), error.df) + quantile_t(PASS_POWER, error.df)
+            least = min(least, quantiles * math.sqrt(error.value))
+        return self.scale.change(least) / 2
 
-def least_tolerance(
-    baseline: Estimate, block: Hashable, *, max_launches: int = 1, scale: Scale = Scale.RELATIVE
-) -> float:
-    """Return the smallest tolerance at which unchanged code passes with probability ``PASS_POWER``.
+    def _enforced(self) -> float:
+        """Return the tolerance of which a comparison passes the same code and finds the double.
 
-    The tolerance is a change on ``scale``. A comparison may use up to
-    ``max_launches`` launches of the block.
-    """
-    looks, least = _looks(max_launches), math.inf
-    for look in looks:
-        error = baseline.error(block, look, baseline.variance.within)
-        quantiles = quantile_t(1 - _miss_fraction(look, looks), error.df) + quantile_t(PASS_POWER, error.df)
-        least = min(least, quantiles * math.sqrt(error.value))
-    return scale.change(least) / 2
+        Each with the power of :meth:`least_tolerance` and :meth:`detectable`.
+        """
+        least, look = self.least_tolerance(), self.looks[-1]
+        return least if look < MIN_LAUNCHES_TO_FAIL else max(least, self.detectable(look) / 2)
+
+    def is_settled(self, most: int) -> bool:
+        """Return whether a baseline that is being recorded needs no further launch, of at most ``most``.
+
+        The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`, or hardly
+        change what is enforced, as where noise between sessions outweighs that of launches. A deviation that decides
+        when to stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear the
+        uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the launches so
+        far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their quantile.
+        """
+        now, tolerance = self._enforced(), self.tolerance
+        if self.baseline.num_launches < MIN_LAUNCHES:
+            return UNSURE * now <= tolerance
+        then = self.with_launches(most)._enforced()
+        return now <= tolerance or then > UNSURE * tolerance or tolerance < then > _HARDLY * now
+
+    def _miss_rate(self, count: int) -> float:
+        """Return the miss rate of a look: half for the first, where most unchanged code passes; equal parts after."""
+        if len(self.looks) == 1:
+            return MISS_RATE
+        return MISS_RATE / 2 if count == self.looks[0] else MISS_RATE / 2 / (len(self.looks) - 1)
 
 
 # From this number of launches on, a recording can end because its metric is too noisy; before, the prior weighs more.
 MIN_LAUNCHES = 5
 # The deviation of five to ten launches is known to about this factor (Mosteller's estimate of variance.py).
 UNSURE = 1.5
-
-
-def enforced(
-    baseline: Estimate, block: Hashable, *, tolerance: float, max_launches: int, worse: int, scale: Scale
-) -> float:
-    """Return the tolerance of which a comparison with the baseline passes the same code and finds the double.
-
-    Each with the power of :func:`least_tolerance` and :func:`detectable`; ``tolerance`` is the one that is applied.
-    """
-    least = least_tolerance(baseline, block, max_launches=max_launches, scale=scale)
-    look = last_look(max_launches)
-    if look < MIN_LAUNCHES_TO_FAIL:
-        return least
-    doubled = detectable(
-        baseline, block, look, tolerance=tolerance, max_launches=max_launches, worse=worse, scale=scale
-    )
-    return max(least, doubled / 2)
-
-
-def is_settled(
-    baseline: Estimate, block: Hashable, *, tolerance: float, most: int, max_launches: int, worse: int, scale: Scale
-) -> bool:
-    """Return whether a baseline that is being recorded needs no further launch, of at most ``most``.
-
-    The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`. A deviation that
-    decides when to stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear
-    the uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the launches
-    so far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their quantile.
-    """
-    have = sum(baseline.counts.values())
-
-    def with_launches(count: int) -> float:
-        estimate = baseline.with_launches(count)
-        return enforced(estimate, block, tolerance=tolerance, max_launches=max_launches, worse=worse, scale=scale)
-
-    if have < MIN_LAUNCHES:
-        return UNSURE * with_launches(have) <= tolerance
-    return with_launches(have) <= tolerance or with_launches(most) > UNSURE * tolerance
-
-
-def last_look(max_launches: int) -> int:
-    """Return the number of launches after which every outcome is final."""
-    return _looks(max_launches)[-1]
-
-
-def _looks(max_launches: int) -> tuple[int, ...]:
-    return tuple(look for look in LOOKS if look <= max_launches) or (1,)
-
-
-def _miss_fraction(count: int, looks: Sequence[int]) -> float:
-    """Return the miss rate of a look: half for the first look, where most unchanged code passes; equal parts after."""
-    if len(looks) == 1:
-        return MISS_RATE
-    return MISS_RATE / 2 if count == looks[0] else MISS_RATE / 2 / (len(looks) - 1)
+# Launches that leave more than this part of a tolerance as it is do not pay.
+_HARDLY = 0.95

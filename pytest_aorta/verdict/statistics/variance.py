@@ -98,9 +98,14 @@ class Estimate:
     variance: VarianceComponents
     residuals: tuple[float, ...] = (0.0,)
 
+    @property
+    def num_launches(self) -> int:
+        """Return the number of the center launches."""
+        return sum(self.counts.values())
+
     def with_launches(self, count: int) -> Estimate:
         """Return the estimate that ``count`` launches, not fewer than now, would give with the variance unchanged."""
-        have = sum(self.counts.values())
+        have = self.num_launches
         gained = _QUANTILE_EFFICIENCY * (count - have) / 2
         slower, faster = (replace(side, df=side.df + gained) for side in (self.variance.slower, self.variance.faster))
         counts = {block: math.ceil(known * count / have) for block, known in self.counts.items()}

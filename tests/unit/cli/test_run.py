@@ -215,9 +215,9 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
     [
         (["--set", "step=1"], "has no config keys ['step'] (did you mean 'steps'?); there are ["),
         (["--set", "step.x=1"], "has no config keys ['step'] (did you mean 'steps'?)"),
-        (["--steps", "1.5"], 'steps: got 1.5, allowed is type "integer"'),
-        (["--set", "steps=many"], "steps: got 'many', allowed is type \"integer\""),
-        (["--set", "fault.kind=odd"], 'fault.kind: got \'odd\', allowed is one of ["none", "bad"]'),
+        (["--steps", "1.5"], "steps: 1.5 is not of type 'integer'"),
+        (["--set", "steps=many"], "steps: 'many' is not of type 'integer'"),
+        (["--set", "fault.kind=odd"], "fault.kind: 'odd' is not one of ['none', 'bad']"),
         (["--set", "steps.a=1"], "steps.a: steps is 3, and only objects have keys"),
         (["--set", "steps"], "--set: got 'steps', allowed is KEY=VALUE"),
         (["--set", "fault..kind=1"], "--set: got 'fault..kind=1', allowed is KEY=VALUE"),
@@ -255,14 +255,6 @@ def test_profiler_is_passed_to_the_launch(toy, capsys):
     assert run("--profiler", "torch") == 1
     assert toy.plans[-1].profiler == "torch"
     assert f"profiler torch left no trace in {toy.path}/results/toy/launches/" in capsys.readouterr().err
-
-
-def test_profiler_that_is_not_installed_is_refused_before_a_launch(toy, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", str(toy.path))
-    error = refused(capsys, "--profiler", "nsys")
-    assert "--profiler=nsys: there is no program nsys on PATH" in error
-    assert "--aorta-profiler" not in error
-    assert toy.plans == []
 
 
 def test_wrong_workload_names_those_that_are_there(toy, capsys):

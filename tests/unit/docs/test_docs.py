@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -116,6 +117,16 @@ def test_generated_table_is_in_one_page_and_each_row_has_a_meaning(name):
     assert len(rows) >= 2
     column = 1 if name == "metrics" else -1
     assert [row[0] for row in rows if not row[column].strip(" |")] == []
+
+
+@pytest.mark.parametrize("module", ["edits", "causes", "schedules"])
+def test_sentence_without_a_row_on_the_page_of_failures_is_an_error(module, monkeypatch):
+    generator()
+    failures = sys.modules["docs.failures"]
+    heading, (_, *kept) = failures.MEANINGS[module]
+    monkeypatch.setitem(failures.MEANINGS, module, (heading, tuple(kept)))
+    with pytest.raises(ValueError, match=rf"verdict/{module}.py, .* has a row or a sentence alone"):
+        failures.failures()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

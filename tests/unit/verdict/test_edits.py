@@ -68,7 +68,7 @@ CASES = {
         facts(settings={"tied parameters": {"1": "off"}}, names=["head.weight", "tok.weight"]),
         facts(settings={"tied parameters": {"1": "head.weight = tok.weight"}}, names=["old", "tok.weight"]),
         [
-            "parameters: head.weight is new, old is gone",
+            "parameters came or went: head.weight is new, old is gone",
             "tied parameters changed: head.weight = tok.weight -> off from step 1",
         ],
     ),
@@ -106,6 +106,16 @@ CASES = {
         facts(),
         ["each operator computes 0.5 times as much; look at the batch and the length of samples"],
     ),
+    "one more forward pass": (
+        facts(
+            costs=COSTS.replace(flops={"aten::mm": 12, "aten::addmm": 5}, host_copies={"aten::_local_scalar_dense": 5})
+        ),
+        facts(),
+        [
+            "aten::mm computes 8 -> 12 FLOPs a step",
+            "the host reads a value 4 -> 5 times a step (.item(), print, float)",
+        ],
+    ),
     "scaled loss": (
         facts(loss=[2.0, 0.5]),
         facts(),
@@ -115,6 +125,29 @@ CASES = {
         facts({"loss": [2.0, 0.5]}, {"loss": [3.0, 0.5]}),
         facts(),
         ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
+    ),
+    "initial weights": (
+        facts(weights={"0": "bb"}),
+        facts(),
+        ["the initial weights differ on all ranks; look at the initialization, and at what is loaded"],
+    ),
+    "gradients that are still scaled": (
+        facts(grad_norm={"1": 1024.0}),
+        facts(grad_norm={"1": 1.0}),
+        ["the gradient norm of step 1 is 1024 times as large with equal weights; look at how it is scaled or averaged"],
+    ),
+    "schedule that changes betas too": (
+        facts(settings={"betas": {"2": "(0.9, 0.9)"}, "lr": {"2": 0.1}}),
+        facts(settings={"betas": {"2": "(0.8, 0.9)"}, "lr": {"2": 0.2}}),
+        ["the learning rate changed: 0.2 -> 0.1 from step 2", "betas changed: (0.8, 0.9) -> (0.9, 0.9) from step 2"],
+    ),
+    "loss of one rank": (
+        facts({"loss": [1.0, 0.5]}, {"loss": [3.0, 0.5]}),
+        facts(),
+        [
+            "the loss of step 1 differs on rank 1 with equal weights; look at the data, the forward pass and the loss "
+            "function"
+        ],
     ),
     "random numbers": (
         facts(settings={"random numbers": {"0": "aa"}}),

@@ -21,7 +21,7 @@ from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, left_out
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, decide_stored
+from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, StoredRule
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
@@ -193,13 +193,8 @@ def outcome(rng, center, change, tolerance=0.05):
     recorded = {number: drawn(rng, center, 5) for number in range(2)}
     baseline = baseline_estimate(recorded, [list(recorded.values())], PRIOR)
     candidate = drawn(rng, center + change, 5)
-
-    def decide(count):
-        return decide_stored(
-            candidate[:count], "new", baseline, tolerance, max_launches=5, worse=-1, scale=Scale.POINTS
-        )
-
-    return until_decided(decide, 5).outcome
+    rule = StoredRule(baseline, "new", tolerance, 5, -1, Scale.POINTS)
+    return until_decided(lambda count: rule.decide(candidate[:count]), 5).outcome
 
 
 @pytest.mark.parametrize("center", [0.5, 0.99, 0.02], ids=["middle", "all hidden", "none hidden"])

@@ -13,7 +13,7 @@ from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import default_variance, platform_priors, unresolved
-from pytest_aorta.verdict.statistics.decision import Outcome, least_tolerance
+from pytest_aorta.verdict.statistics.decision import Outcome, StoredRule
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, ReferenceKind, Verdict
 from tests.unit.builders import (
@@ -156,7 +156,6 @@ def test_signed_values_are_compared_by_their_ranges(here, there, outcome):
     assert check_losses(here, there, max_launches=max(3, len(here))).outcome is outcome
 
 
-P50 = METRICS["step_time_p50"]
 STORED = sorted(Path("baselines/nvidia-h200-x2-nccl").glob("*overlap-py*.json"))
 
 
@@ -167,7 +166,7 @@ def estimate(count: int, between=0.001):
 
 
 def remedy(count: int, tolerance: float, between=0.001) -> str | None:
-    return unresolved(P50, Tolerance(tolerance), estimate(count, between), "another", 5)
+    return unresolved(StoredRule(estimate(count, between), "another", tolerance, 5), Tolerance(tolerance))
 
 
 def test_remedy_is_the_least_number_of_launches_that_resolves_the_tolerance():
@@ -179,9 +178,8 @@ def test_remedy_is_the_least_number_of_launches_that_resolves_the_tolerance():
     )
     more, enough = int(found[1]), int(found[2])
     assert enough == 3 + more
-    needed = [
-        least_tolerance(estimate(3).with_launches(count), "another", max_launches=5) for count in (enough - 1, enough)
-    ]
+    rule = StoredRule(estimate(3), "another", 0.0, 5)
+    needed = [rule.with_launches(count).least_tolerance() for count in (enough - 1, enough)]
     assert needed[1] <= 0.097 < needed[0]
 
 
@@ -209,8 +207,8 @@ def test_launches_that_are_advised_let_unchanged_code_pass():
         center = rng.gauss(0, 0.001)
         launches = [rng.gauss(center, 0.005) for _ in range(20)]
         few = baseline_estimate({0: launches[:3]}, [[launches[:3]]], prior)
-        tolerance = least_tolerance(few.with_launches(8), "new", max_launches=5)
-        text = unresolved(P50, Tolerance(tolerance), few, "new", 5)
+        tolerance = StoredRule(few, "new", 0.0, 5).with_launches(8).least_tolerance()
+        text = unresolved(StoredRule(few, "new", tolerance, 5), Tolerance(tolerance))
         enough = launches[: int(re.search(r"--aorta-launches=(\d+)", text)[1])]
         assert len(enough) <= 8
         candidate = [rng.gauss(0, 0.001) + rng.gauss(0, 0.005) for _ in range(5)]

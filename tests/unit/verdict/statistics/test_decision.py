@@ -19,10 +19,8 @@ from pytest_aorta.verdict.statistics.decision import (
     Decision,
     Outcome,
     Scale,
+    StoredRule,
     decide_pairs,
-    decide_stored,
-    detectable,
-    least_tolerance,
     most_not_worse,
     num_not_worse,
     quantile_t,
@@ -39,9 +37,7 @@ KNOWN = Variance(0.001**2, 4)
 
 
 def stored(*changes: float, tolerance=0.05, max_launches=5, worse=1, baseline=BASELINE) -> Decision:
-    return decide_stored(
-        [worse * change for change in changes], "here", baseline, tolerance, max_launches=max_launches, worse=worse
-    )
+    return StoredRule(baseline, "here", tolerance, max_launches, worse).decide([worse * change for change in changes])
 
 
 def pairs(*changes: float, tolerance=0.05, max_pairs=6, worse=1) -> Decision:
@@ -116,7 +112,7 @@ NOISY = baseline_estimate({"there": [-0.05, 0.0, 0.05]}, [[[-0.05, 0.0, 0.05]]],
 
 def decide_noisy(*changes: float, max_launches=5, tolerance=0.1, worse=1) -> Decision:
     logs = [worse * change for change in changes]
-    return decide_stored(logs, "new", NOISY, tolerance, max_launches=max_launches, worse=worse)
+    return StoredRule(NOISY, "new", tolerance, max_launches, worse).decide(logs)
 
 
 @pytest.mark.parametrize("worse", [1, -1], ids=["lower is better", "higher is better"])
@@ -156,7 +152,7 @@ def test_launches_that_are_not_made_would_seldom_have_failed_the_test(tolerance,
     for _ in range(trials):
         baseline, candidate = draw_estimate(rng, (3,)), draw_block(rng, 5, math.log1p(times * tolerance))
         ended = run_stored(candidate, baseline, tolerance)
-        full = decide_stored(candidate, "new", baseline, tolerance, max_launches=5, worse=1)
+        full = StoredRule(baseline, "new", tolerance, 5).decide(candidate)
         is_early = ended.outcome is Outcome.INCONCLUSIVE and ended.launches < 5
         lost += is_early and full.outcome is Outcome.REGRESSION
     assert lost <= at_most(REGRESSION_CHANCE, trials)
@@ -286,7 +282,7 @@ def test_interval_holds_the_true_change_as_often_as_it_says(sizes, counts, most)
         for _ in range(2000):
             if sizes:
                 block, baseline = draw_block(rng, count, change), draw_estimate(rng, sizes)
-                found = decide_stored(block, "new", baseline, 0.02, max_launches=count, worse=1)
+                found = StoredRule(baseline, "new", 0.02, count).decide(block)
             else:
                 found = decide_pairs(draw_pairs(rng, count, change), known, 0.02, max_pairs=count, worse=1)
             held += found.low <= change <= found.high
@@ -303,11 +299,11 @@ def test_limit_that_is_printed_is_detected_in_80_percent(count, sizes, block, wo
         center = draw_block(rng, sizes[0] + count)
         blocks = [center[count:], *(draw_block(rng, size) for size in sizes[1:])]
         baseline = baseline_estimate(dict(enumerate(blocks)), [blocks], SIMULATED_PRIOR)
-        limit = math.log1p(detectable(baseline, block, count, max_launches=count, worse=worse))
+        limit = math.log1p(StoredRule(baseline, block, 0.0, count, worse).detectable(count))
         further = center[:count] if block == 0 else draw_block(rng, count)
         for times in told:
             changed = [value + worse * times * limit for value in further]
-            decision = decide_stored(changed, block, baseline, 1e-5, max_launches=count, worse=worse)
+            decision = StoredRule(baseline, block, 1e-5, count, worse).decide(changed)
             told[times] += decision.outcome is Outcome.REGRESSION
     assert told[0.5] <= 0.3 * trials
     assert 0.66 * trials <= told[1.0] <= 0.94 * trials
@@ -321,7 +317,7 @@ def test_unchanged_code_mostly_passes_at_the_least_tolerance(max_launches, sizes
     passed = dict.fromkeys((1.0, 0.5), 0)
     for _ in range(400):
         baseline, candidate = draw_estimate(rng, sizes), draw_block(rng, max_launches)
-        least = least_tolerance(baseline, "new", max_launches=max_launches)
+        least = StoredRule(baseline, "new", 0.0, max_launches).least_tolerance()
         for times in passed:
             decision = run_stored(candidate, baseline, times * least, max_launches=max_launches)
             passed[times] += decision.outcome is Outcome.PASS

@@ -7,16 +7,16 @@ from pytest_aorta.result.trace.kineto_graph import MARK
 from tests.unit.kineto_traces import BACKWARD, TRAINING, boundary, event, trace
 
 GATHER, REDUCE = "c10d::_allgather_base_", "c10d::allreduce_"
-FUNCTIONAL = "_c10d_functional::all_gather_into_tensor"
+FUNCTIONAL, READ = "_c10d_functional::all_gather_into_tensor", "aten::_local_scalar_dense"
 
 
 def said(begin, text, thread=TRAINING, duration=0.5):
     return event("user_annotation", f"{MARK} {text}", begin, duration, thread)
 
 
-def op(begin, name="aten::mm", thread=TRAINING, is_async=False, dims=(4,)):
-    flag = {"Input type": ["float", "Scalar"], "Input Dims": [[*dims], []], "Concrete Inputs": ["", str(is_async)]}
-    return event("cpu_op", name, begin, 0.5, thread, **flag)
+def op(begin, name="aten::mm", thread=TRAINING, is_async=False, duration=0.5):
+    flag = {"Input type": ["float", "Scalar"], "Input Dims": [[4], []], "Concrete Inputs": ["", str(is_async)]}
+    return event("cpu_op", name, begin, duration, thread, **flag)
 
 
 def backward(begin, duration, thread=BACKWARD):
@@ -86,11 +86,59 @@ STEPS = {
         [("compute", []), ("all-gather", [0])],
     ),
     "the wait for a functional collective": (
-        [said(10, "on 0"), op(12, FUNCTIONAL), op(14), op(16, "_c10d_functional::wait_tensor"), op(18)],
+        [
+            said(10, "on 0"),
+            said(12, "requests 5", duration=2),
+            op(12.5, FUNCTIONAL),
+            op(14),
+            said(16, "waits-work 5"),
+            op(18),
+        ],
         [("all-gather", []), ("compute", []), ("compute", [0, 1])],
     ),
+    "an operator that waits before it computes": (
+        [
+            said(10, "on 0"),
+            said(12, "requests 5", duration=2),
+            op(12.5, FUNCTIONAL),
+            op(16, duration=5),
+            said(17, "waits-work 5"),
+            op(18),
+        ],
+        [("all-gather", []), ("compute", [0])],
+    ),
+    "a stream that waits for one that waits": (
+        [
+            said(10, "on 1"),
+            op(12, GATHER),
+            said(14, "waits-stream 2 1"),
+            said(16, "waits-stream 3 2"),
+            said(18, "on 3"),
+            op(20),
+        ],
+        [("compute", []), ("stream 1", [0])],
+    ),
+    "an event of another step, for which the host waits": (
+        [said(10, "on 1"), op(12, GATHER), said(14, "host-waits 7"), said(16, "on 2"), op(18)],
+        [("compute", []), ("stream 1", [])],
+    ),
+    "all that the host waits for, once on each stream": (
+        [said(10, "on 1"), op(12), op(13), said(14, "host-waits"), said(16, "on 2"), op(18), op(20)],
+        [("compute", []), ("compute", [0]), ("stream 1", [1]), ("stream 1", [2])],
+    ),
+    "a count of an optimizer": (
+        [
+            said(10, "on 0"),
+            op(12),
+            event("user_annotation", "Optimizer.step#AdamW.step", 14, 4, TRAINING),
+            op(15, READ),
+            said(20, "on 1"),
+            op(22, GATHER),
+        ],
+        [("compute", []), ("all-gather", [])],
+    ),
     "a value that the host reads": (
-        [said(10, "on 0"), op(12), op(14, "aten::_local_scalar_dense"), said(16, "on 1"), op(18, GATHER)],
+        [said(10, "on 0"), op(12), op(14, READ), said(16, "on 1"), op(18, GATHER)],
         [("compute", []), ("all-gather", [0])],
     ),
 }
