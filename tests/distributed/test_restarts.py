@@ -1,10 +1,11 @@
 """Restarts of a script that saves and loads by its own means: each fault is named, and a correct script passes."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.numerics.restarts import FAULTS
+from benchmarks.numerics.restarts import FAULTS, SCRIPT
 from tests.distributed.processes import own_environ
 from tests.unit.builders import run_python
 
@@ -21,6 +22,14 @@ def test_fault_of_a_restart_is_named_in_the_first_line(tmp_path, names):
     done = run_python("-m", "benchmarks.numerics.restarts", *names, cwd=ROOT, env=environ, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(names)} of {len(names)} as expected" in done.stdout
+
+
+@pytest.mark.extended
+def test_restart_as_on_its_page_passes(pytester, inner, on_cpu):
+    pytester.makepyfile(train=SCRIPT.read_text())
+    page = (ROOT / "docs" / "own-scripts.md").read_text()
+    (shown,) = re.findall(r"```python\n([^`]*def test_restart\(.*?)```", page, re.DOTALL)
+    inner(f"import pytest\n\n{shown}", "--aorta-launcher=forkserver").assert_outcomes(passed=1)
 
 
 # Goes on from a file in its folder whenever there is one.
@@ -92,4 +101,6 @@ def test_restart_of_a_script_that_goes_on_by_itself(pytester, inner, on_cpu):
     result = inner(INNER, "--aorta-launcher=forkserver")
     result.assert_outcomes(passed=8, failed=1)
     # The last checkpoint before step 4 is that of step 2.
-    result.stdout.fnmatch_lines(["*weights: step 4 begins with others on all ranks*as in step 2 of the run straight on*"])
+    result.stdout.fnmatch_lines(
+        ["*weights: step 4 begins with others on all ranks*as in step 2 of the run straight on*"]
+    )
