@@ -22,9 +22,9 @@ from pytest_aorta.verdict.bitwise import (
     locate_first,
     locate_non_finite,
     num_steps,
-    other_keys,
     read_all_operators,
 )
+from pytest_aorta.verdict.environment import changed_settings
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.restarts import lost
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -100,10 +100,12 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
         side = Side.CANDIDATE if result is here else Side.REFERENCE
         return running.again(side, lambda request: {"config": {**request.config, **changes}})
 
-    found = [f"config: {keys}"] if (keys := other_keys(here, there)) else []
+    shared = here.config.keys() & there.config.keys()
+    was, now = changed_settings(*({key: side.config[key] for key in shared} for side in (there, here)))
+    found = [f"config: {now}, the reference's {was}"] if now else []
     if difference:
-        shared = here.config.keys() & there.config.keys() if all(map(launcher.find, (here, there))) else ()
-        found += locate_first(here, there, difference, shared, again if running.locates else None, launcher.folder_of)
+        keys = shared if all(map(launcher.find, (here, there))) else ()
+        found += locate_first(here, there, difference, keys, again if running.locates else None, launcher.folder_of)
     workload = " against ".join(dict.fromkeys([here.workload, there.workload]))
     running.comparison = running.comparison.replace(workload=workload, notes=tuple(map(Note, found)))
 
