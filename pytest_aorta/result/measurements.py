@@ -32,7 +32,7 @@ from pytest_aorta.result.facts import PYTHON_TRACER, LaunchFacts, launch_facts, 
 from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import PlatformFacts
-from pytest_aorta.result.series import Series, joined_hashes
+from pytest_aorta.result.series import AVERAGES, BUFFERS, PARAMETERS, STATE, Series, joined_hashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 
 SCHEMA_VERSION: Final = 5
@@ -183,8 +183,8 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
             if problem := hashes.problem():
                 return f"hashes of {kind}: {problem}"
         for series in self.series:
-            for kind, hashed in {"weights": series.weights, "buffers": series.buffers}.items():
-                if problem := hashed.contradiction():
+            for kind in (PARAMETERS, BUFFERS, STATE, AVERAGES):
+                if problem := getattr(series, kind).contradiction():
                     return f"{kind} of {series.name}: {problem}"
         return None
 
