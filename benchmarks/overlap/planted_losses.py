@@ -59,7 +59,7 @@ RESHARDED = {"reshard after forward": {"reshard_after_forward": True}}
 # The config of each workload, and what each loss changes of it, besides what graphs.py plants.
 WORKLOADS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "fsdp": (
-        SMALL | {"verify": 0, "span_every": 0},
+        SMALL | {"verify": 0},
         {
             "gathers on the compute stream": {"comm_stream": False},
             "an extra wait": {"fault": {"kind": "in_line", "layer": None}},

@@ -29,6 +29,7 @@ from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpe
 from pytest_aorta.report.timeline import drawn_schedules
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.applicability import not_profiled
@@ -130,14 +131,7 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     if note := facts.description.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
         lines.append(f"overlap: {note}")
     lines += filter(None, (facts.description.optimizers, *map(str, facts.description.replicas[:1])))
-    return lines + _failure_lines(result)
-
-
-def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
-    if result.passed:
-        return []
-    found = [str(detail) for detail in result.failure_details[:limit]]
-    return [f"FAILED: {result.failure_count} of its own checks", *(f"  {line}" for line in found)]
+    return lines if result.passed else [*lines, *failed_checks_text(result).splitlines()]
 
 
 # Values of a result over its ranks, which AORTA's files have.

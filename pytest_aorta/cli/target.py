@@ -69,6 +69,11 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         dest="assignments",
         help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
     )
+    add_results(parser)
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Declare the option for the folder of results."""
     parser.add_argument(
         "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: %(default)s)"
     )

@@ -54,10 +54,13 @@ class ScriptSettings(Model, frozen=True, kw_only=True, omit_defaults=True):
         record: How the steps of a script are recorded; None if the script uses the recorder, and for a workload.
         fresh: Paths from pytest's root folder, such as those of checkpoints, that a launch starts without. The launch
             runs in a copy of the root folder, so that no launch reads what another has written; None: no copy.
+        first_step: 0, or that each rank keeps gradients, weights and samples of its first step, and of how many batches
+            of a loader one is made; ``workload.compare_arrangements`` sets it.
     """
 
     record: StepRecording | None = None
     fresh: tuple[str, ...] | None = None
+    first_step: Count = 0
 
 
 def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:

@@ -168,8 +168,8 @@ class Launcher:
             result = collect_result(plan, outcome, watch.platform_facts)
             if plan.profiler is not None and not traces:
                 raise ResultError(
-                    f"profiler {plan.profiler} left no trace in {plan.run_dir}; next: read {AGENT_LOG} there, and call "
-                    f"capture_overlap() in a script"
+                    f"profiler {plan.profiler} left no trace in {plan.run_dir}: "
+                    + (result.facts.description.overlap_problem or f"read {AGENT_LOG} there, or call capture_overlap()")
                 )
             note = note.replace(has_result=True)
         finally:  # pytest-timeout, too, ends a launch by an exception

@@ -21,9 +21,9 @@ from pytest_aorta.verdict.bitwise import (
     first_difference,
     locate_first,
     locate_non_finite,
-    other_keys,
     read_all_operators,
 )
+from pytest_aorta.verdict.environment import changed_settings
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Note, Verdict
@@ -91,11 +91,13 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
         side = Side.CANDIDATE if result is here else Side.REFERENCE
         return running.again(side, lambda request: {"config": {**request.config, **changes}})
 
-    found = [f"config: {keys}"] if (keys := other_keys(here, there)) else []
+    shared = here.config.keys() & there.config.keys()
+    was, now = changed_settings(*({key: side.config[key] for key in shared} for side in (there, here)))
+    found = [f"config: {now}, the reference's {was}"] if now else []
     different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
     if difference := first_difference(here, there, running.steps, different):
-        shared = here.config.keys() & there.config.keys() if all(map(launcher.find, (here, there))) else ()
-        found += locate_first(here, there, difference, shared, again if running.locates else None, launcher.folder_of)
+        keys = shared if all(map(launcher.find, (here, there))) else ()
+        found += locate_first(here, there, difference, keys, again if running.locates else None, launcher.folder_of)
     workload = " against ".join(dict.fromkeys([here.workload, there.workload]))
     running.comparison = running.comparison.replace(workload=workload, notes=tuple(map(Note, found)))
 

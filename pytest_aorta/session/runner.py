@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
@@ -12,6 +14,7 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.arranging import arranged_args, arranged_config, arrangements, judged, shown
 from pytest_aorta.session.comparing import RunningComparison, compare_with_baseline
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import Side
@@ -19,6 +22,7 @@ from pytest_aorta.session.recording import record
 from pytest_aorta.session.rounds import in_pairs, passed
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
 from pytest_aorta.session.world import DistributedWorld, check_result
+from pytest_aorta.verdict.arrangements import Arrangement
 from pytest_aorta.verdict.bitwise import STEP_METRICS, from_first_step, joined, split
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.verdicts import Verdicts
@@ -172,6 +176,68 @@ class WorkloadRunner(DistributedWorld):
         running.locates = False
         return running.conclude(running.judge_steps(steps, by_step))
 
+    def compare_arrangements(
+        self,
+        target: str | Path | Mapping[str, Any],
+        args: tuple[str, ...] | list[str] = (),
+        *,
+        batch_arg: str | None = None,
+        accumulate_arg: str | None = None,
+        others: Sequence[Any] = (),
+        environment: Mapping[str, str] | None = None,
+        fresh: tuple[str, ...] | list[str] | None = None,
+        label: str = "arrangements",
+    ) -> list[Verdicts]:
+        """Train the first step on the same samples in other arrangements; fail the test if gradients differ.
+
+        The target is launched on all ranks of the test's world, on one rank that accumulates as many micro-batches, and
+        on one rank with a batch as many times as large. The last of these is what the others are compared with. It is
+        proved that all train on the same samples, with the same weights. Gradients, after their reduction and before
+        clipping, have to be equal but for rounding; else the failure has their factor. Then the norm of gradients, the
+        loss that is reported, learning rates, buffers, the update of the weights, and the number of steps are compared.
+
+        Args:
+            target: A script as in :meth:`~pytest_aorta.DistributedWorld.run_script`, or as in :meth:`compare`.
+            args: Arguments of the script, with the batch of a rank.
+            batch_arg: The argument that sets the batch of a rank, such as ``--batch-size``; of a workload, the config
+                key, by default ``batch_size``. Without it, and without ``accumulate_arg``, one rank trains on the
+                batches of a ``torch.utils.data.DataLoader`` that are joined to one.
+            accumulate_arg: The argument that sets how many batches a rank accumulates; of a workload, the config key,
+                by default ``gradient_accumulation``.
+            others: Further arrangements on all ranks with the same samples: lists of arguments that are added, or
+                mappings of config keys, such as ``{"tensor_parallel_degree": 2, "batch_size": 8}``.
+            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`.
+            label: As in :meth:`compare`.
+
+        Raises:
+            ComparisonFailed: Samples, weights, gradients or what follows from them differ.
+            NothingCompared: No sample or no gradient is known.
+            SpecError: An argument is not allowed, or the world has one rank.
+            WorkloadFailed, LaunchError, ResultError: As in :meth:`compare`.
+        """
+        self._case("compare_arrangements", label, 1)
+        if isinstance(target, Mapping):
+            batch_arg, accumulate_arg = batch_arg or "batch_size", accumulate_arg or "gradient_accumulation"
+        every = arrangements(self.size, has_batch=bool(batch_arg), has_accumulation=bool(accumulate_arg))
+        every[:0] = [Arrangement(self.size, other=shown(other)) for other in others]
+        planned = list[tuple[Arrangement, Callable[[], WorkloadResult]]]()
+        for one, other in zip(every, [*others, *[()] * (len(every) - len(others))], strict=True):
+            world = WorkloadRunner(self.launcher.first(one.ranks))
+            factors = {batch_arg or "": one.batch, accumulate_arg or "": one.accumulated}
+            if isinstance(target, Mapping):
+                spec, config = self._declared({**target, **dict(other)})
+                launch = partial(world._run, spec, arranged_config(spec, config, factors), 1, first_step=1)
+            else:
+                words = self._script(target, arranged_args([*args, *other], factors))
+                joined = one.batch if not (batch_arg or accumulate_arg) else 1
+                record = {"deterministic": True, "warmup": 0}
+                settings = {"record": record, "fresh": fresh, "first_step": joined}
+                launch = partial(world._run_words, Path(words[0]).name, words, environment, settings)
+            planned.append((one, launch))
+        launched = [(one, launch()) for one, launch in planned]
+        cases = [self._case("compare_arrangements", f"{label}, {one}", 1) for one in every[:-1]]
+        return judged(self.launcher, cases, launched)
+
     def _case(self, method: str, label: str, steps: int | None = None, *, suffix: str = "") -> str:
         """Return the case of a comparison; a number distinguishes comparisons of the test with the same label.
 
@@ -215,11 +281,13 @@ class WorkloadRunner(DistributedWorld):
         config = {key: value for key, value in variant.items() if key != "workload"}
         return find_workload(variant["workload"], self._options.workloads), config
 
-    def _run(self, spec: WorkloadSpec, config: dict[str, Any], steps: int | None) -> WorkloadResult:
+    def _run(
+        self, spec: WorkloadSpec, config: dict[str, Any], steps: int | None, *, first_step: int = 0
+    ) -> WorkloadResult:
         """Launch a variant; a number of steps means that the first ones are measured and hashed."""
         usual = {} if steps is None else from_first_step(steps)
         usual = {key: value for key, value in usual.items() if key in spec.properties}
-        return self.run(spec.name, **usual | config)
+        return self._run_spec(spec, usual | config, first_step=first_step)
 
     def _search(self, running: RunningComparison, bisection: Bisection) -> Verdicts:
         """Search for the commit that changed a metric of a comparison."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.text import brief, counted
+from pytest_aorta.common.text import counted
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
 from pytest_aorta.result.trace.rank_files import (
     MAX_CALLS,
@@ -48,15 +48,18 @@ FolderOf: TypeAlias = Callable[[WorkloadResult], Path | None]
 HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
 # The config key that makes a workload capture every operator of a step.
 HASH_OPERATORS_STEP = "hash_operators_step"
-# In the order in which a step computes them.
 OPTIMIZER = "optimizer"
-TENSOR_KINDS = ("forward", "backward", "gradients", "clipped", OPTIMIZER, "weights")
-_LOGICAL = {
+# Kind of tensors -> what they are, in the order in which a step computes them.
+TENSOR_KINDS = {
+    "forward": "inputs and outputs of modules",
+    "backward": "gradients of modules' outputs",
     "gradients": "gradients",
     "clipped": "gradients after clipping",
     OPTIMIZER: "numbers and tensors of the optimizer",
     "weights": "parameters",
 }
+# Those of modules, which each rank has for itself.
+_OF_MODULES = ("forward", "backward")
 
 
 class _StepMetric(NamedTuple):
@@ -272,15 +275,16 @@ class _LocatedKind(NamedTuple):
 
 
 def _located_kinds(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[_LocatedKind]:
-    found = []
+    located = []
     for kind in TENSOR_KINDS:
-        if kind in _LOGICAL:
-            located = _locate_tensor(kind, candidate.tensor_hashes, reference.tensor_hashes, step)
-        else:
-            located = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
-        if located is not None:
-            found.append(located._replace(text=f"step {step}, {kind}: {located.text}"))
-    return found
+        pairs = [(candidate.tensor_hashes, reference.tensor_hashes)]
+        if kind in _OF_MODULES:
+            pairs = [*zip(candidate.boundary_hashes, reference.boundary_hashes, strict=False)]
+        compared = (_compared(here.get(kind), there.get(kind), step) for here, there in pairs)
+        if ranks := [found for found in compared if found]:
+            differs, text = _located(kind, ranks)
+            located.append(_LocatedKind(differs, f"step {step}, {kind}: {text}"))
+    return located
 
 
 def _first_earlier(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> int | None:
@@ -300,16 +304,6 @@ def read_all_operators(run_dir: Path | None, num_ranks: int, step: int) -> dict[
         return {}
     calls = {rank: read_operators(run_dir, rank, step) for rank in range(num_ranks)}
     return {rank: found for rank, found in calls.items() if found is not None}
-
-
-def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
-    """Return the config keys with different values as text; empty if there are none."""
-    here, there = candidate.config, reference.config
-    return ", ".join(
-        f"{key} is {brief(repr(here[key]), 120)}, the reference's {brief(repr(there[key]), 120)}"
-        for key in here
-        if here[key] != there.get(key, here[key])
-    )
 
 
 class _Compared(NamedTuple):
@@ -341,41 +335,24 @@ def _compared(here: TensorHashes | None, there: TensorHashes | None, step: int) 
     return _Compared(names, different, shapes, sorted(mine.keys() ^ other.keys()))
 
 
-def _locate_tensor(
-    kind: str, here: Mapping[str, TensorHashes], there: Mapping[str, TensorHashes], step: int
-) -> _LocatedKind | None:
-    found = _compared(here.get(kind), there.get(kind), step)
-    if found is None:
-        return None
-    alone = f"; one of the two alone has {found.alone[:3]}" if found.alone else ""
-    if not found.different:
-        return _LocatedKind(False, f"all {len(found.names)} {_LOGICAL[kind]} are the same{alone}")
-    first = f"{found.different[0]} {found.shapes[found.different[0]]}"
-    text = f"{len(found.different)} of {len(found.names)} {_LOGICAL[kind]} differ, first {first}{alone}"
-    return _LocatedKind(True, text)
+def _located(kind: str, ranks: Sequence[_Compared]) -> tuple[bool, str]:
+    """Return whether tensors of a kind differ, and a line on the first of them.
 
-
-def _locate_module(
-    kind: str, here: list[dict[str, TensorHashes]], there: list[dict[str, TensorHashes]], step: int
-) -> _LocatedKind | None:
-    pairs = zip(here, there, strict=False)
-    ranks = [found for mine, other in pairs if (found := _compared(mine.get(kind), other.get(kind), step))]
-    if not ranks:
-        return None
-    what = "inputs and outputs of modules" if kind == "forward" else "gradients of modules' outputs"
+    Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
+    """
+    is_of_modules, what = kind in _OF_MODULES, TENSOR_KINDS[kind]
+    alone = f"; one of the two alone has {ranks[0].alone[:3]}" if ranks[0].alone and not is_of_modules else ""
     if not (different := [rank for rank, found in enumerate(ranks) if found.different]):
-        text = f"all {len(ranks[0].names)} {what} are the same on all {counted(len(ranks), 'rank')}"
-        return _LocatedKind(False, text)
-    # Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
+        where = f" on all {counted(len(ranks), 'rank')}" if is_of_modules else ""
+        return False, f"all {len(ranks[0].names)} {what} are the same{where}{alone}"
     position, rank = min((ranks[rank].names.index(ranks[rank].different[0]), rank) for rank in different)
     found = ranks[rank]
     first = found.different[0]
-    return _LocatedKind(
-        True,
-        f"{len(found.different)} of {len(found.names)} {what} differ on rank {rank}, first {_boundary(kind, first)} "
-        f"{found.shapes[first]}: {_origin(kind, first, found.names[:position])} "
-        f"(some differ on {len(different)} of {len(ranks)} ranks)",
-    )
+    some, shape = f"{len(found.different)} of {len(found.names)} {what} differ", found.shapes[first]
+    if not is_of_modules:
+        return True, f"{some}, first {first} {shape}{alone}"
+    origin, share = _origin(kind, first, found.names[:position]), f"{len(different)} of {len(ranks)} ranks"
+    return True, f"{some} on rank {rank}, first {_boundary(kind, first)} {shape}: {origin} (some differ on {share})"
 
 
 def _boundary(kind: str, name: str) -> str:

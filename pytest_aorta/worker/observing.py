@@ -9,7 +9,6 @@ are joined when they have ended. Nothing reads a number from a device before the
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 import weakref
@@ -40,6 +39,7 @@ from pytest_aorta.worker.optimized import (
     is_empty,
 )
 from pytest_aorta.worker.recorded import Recorded
+from pytest_aorta.worker.replacing import replace
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
 from pytest_aorta.worker.torch_private import STEP_OPTIMIZER, BaseDataLoaderIter, autocast_of
@@ -122,7 +122,7 @@ class Observer:
                 (torch.profiler.profile, "prepare_trace", self._give_way),
                 (torch.profiler.profile, "stop_trace", self._may_resume),
             ):
-                self._replace(owner, name, around)
+                self._undo.append(replace(owner, name, around))
         return self
 
     def stop(self) -> None:
@@ -131,18 +131,6 @@ class Observer:
             one.stop()
         while self._undo:
             self._undo.pop()()
-
-    def _replace(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Replace a function by one that is called with it, until :meth:`stop`."""
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            # What is traced for a graph has no value.
-            return original(*args, **kwargs) if torch.compiler.is_compiling() else around(original, *args, **kwargs)
-
-        setattr(owner, name, wrapped)
-        self._undo.append(functools.partial(setattr, owner, name, original))
 
     def _end_step(self, optimizer: Optimizer) -> None:
         """End a step of an optimizer, and begin the next one.
@@ -303,7 +291,7 @@ class Observer:
 
     def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if not self._absence.has_optimizer and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
-            self._replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
+            self._undo.append(replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip))
         if not self._absence.has_optimizer:
             self._random = random_state()
         self._absence.has_optimizer = True

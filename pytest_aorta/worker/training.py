@@ -116,14 +116,12 @@ class Training:
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
             self._note(step, "mode", "train" if is_training else "eval")
-        if tensors := [part for part in _flat([inputs.batch]) if isinstance(part, torch.Tensor)]:
+        if tensors := tensors_in(inputs.batch):
             shapes = [(part.shape, part.dtype) for part in tensors]
             if shapes != self._shapes:
                 self._shapes = shapes
                 self._note(step, "batch", ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
-            plain = [part for part in tensors if type(part) is torch.Tensor and part.layout is torch.strided]
-            plain = [part for part in plain if part.dim() and part.numel() and not part.is_meta]
-            same = [part.detach()[:_MOST_SAMPLES] for part in plain if len(part) == len(plain[0])]
+            same = [part[:_MOST_SAMPLES] for part in parts_of_samples(tensors)]
             is_small = step <= _MOST_STEPS and sum(part.nbytes for part in same) <= _SMALL_BYTES
             if may_sample and same and (is_small or step <= _SAMPLED or step.bit_count() == 1):
                 # A loader may use the memory again.
@@ -145,17 +143,7 @@ class Training:
 
     def samples(self) -> dict[str, list[str]]:
         """Return step -> hash of each sample of the batch, and wait for the device."""
-        rows = {
-            str(step): [part.cpu().reshape(len(part), -1).contiguous().view(torch.uint8).numpy() for part in batch]
-            for step, batch in self._samples
-        }
-        return {
-            step: [
-                hashlib.blake2b(b"".join(row.tobytes() for row in sample), digest_size=8).hexdigest()
-                for sample in zip(*parts, strict=True)
-            ]
-            for step, parts in rows.items()
-        }
+        return {str(step): hashed_samples(parts) for step, parts in self._samples}
 
 
 class TrainingNotes:
@@ -182,6 +170,27 @@ class TrainingNotes:
         names = type(self._optimizer).__name__, type(self._model).__name__
         settings, samples = self._training.settings(), self._training.samples()
         return [Series(names[0], self._num_steps, names[1], settings=settings, samples=samples)]
+
+
+def tensors_in(batch: object) -> list[torch.Tensor]:
+    """Return the tensors of a batch."""
+    return [part for part in _flat([batch]) if isinstance(part, torch.Tensor)]
+
+
+def parts_of_samples(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those tensors of a batch that have a row for each of its samples."""
+    plain = [part for part in tensors if type(part) is torch.Tensor and part.layout is torch.strided]
+    plain = [part.detach() for part in plain if part.dim() and part.numel() and not part.is_meta]
+    return [part for part in plain if len(part) == len(plain[0])]
+
+
+def hashed_samples(parts: Iterable[torch.Tensor]) -> list[str]:
+    """Return the hash of each sample, and wait for the device."""
+    rows = [part.cpu().reshape(len(part), -1).contiguous().view(torch.uint8).numpy() for part in parts]
+    return [
+        hashlib.blake2b(b"".join(row.tobytes() for row in sample), digest_size=8).hexdigest()
+        for sample in zip(*rows, strict=True)
+    ]
 
 
 def random_state() -> str:

@@ -15,7 +15,6 @@ from aorta_workloads.fsdp.verification import MAX_DETAILS, Verification
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.worker import StreamSpans
 from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
@@ -52,7 +51,7 @@ class OneRank:
             settings = Settings.read(config, member, WORLD_SIZE)
             codes, buffers = CodeTable(settings.dtype, CPU, seed=0), Buffers(settings, CPU)
             verification = Verification(settings, codes, buffers.index, buffers.input_index)
-            self.steps.append(FaultyStep(settings, buffers, codes, verification, StreamSpans(CPU, every=0)))
+            self.steps.append(FaultyStep(settings, buffers, codes, verification))
             if member == rank:
                 self.codes, self.buffers, self.verification = codes, buffers, verification
         self.verification.rehearse()

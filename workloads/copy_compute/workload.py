@@ -1,6 +1,5 @@
 """The ``copy_compute`` workload."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -11,13 +10,12 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
-    StreamSpans,
     environment_facts,
     measure,
     profiled,
 )
 
-from ..common.result import SpansWorkload, peak_memory_metrics
+from ..common.result import GroupWorkload, peak_memory_metrics
 from ..common.seeding import generator
 from ..common.settings import read_settings
 from ..common.streams import DeviceStream, InlineStream, Stream, ThreadStream
@@ -39,7 +37,6 @@ class CopyComputeSettings:
     steps: int
     warmup: int
     profile_steps: int
-    span_every: int
     matrix_size: int
     gemms: int
     dtype: torch.dtype
@@ -56,7 +53,7 @@ class CopyComputeSettings:
         return KINDS if self.copy_kind == "all" else (self.copy_kind,)
 
 
-class CopyComputeWorkload(SpansWorkload):
+class CopyComputeWorkload(GroupWorkload):
     """Matrix products and copies: in sequence, concurrently, and each alone, in turn within one launch.
 
     The step time is the time of the concurrent variant. Ranks measure independently, all at the same time.
@@ -71,7 +68,6 @@ class CopyComputeWorkload(SpansWorkload):
         self._env = RankEnv.read()
         self._device = self._env.join("copy_compute")
         self._settings = read_settings(CopyComputeSettings, self.config)
-        self._spans = StreamSpans(self._device, self._settings.span_every)
         self._streams = [self._make_stream() for _ in self._settings.copy_kinds]
         fault = self._settings.fault
         kinds = [fault.kind if fault.rank == self._env.rank else "none", "none", "none"]
@@ -123,9 +119,8 @@ class CopyComputeWorkload(SpansWorkload):
         return DeviceStream(self._device, priority=priority)
 
     def _compute(self) -> None:
-        with self._spans.span("compute"):
-            for _ in range(self._settings.gemms):
-                torch.mm(self._left, self._right, out=self._product)
+        for _ in range(self._settings.gemms):
+            torch.mm(self._left, self._right, out=self._product)
 
     def _copy(self) -> None:
         for copy in self._copies:
@@ -136,10 +131,7 @@ class CopyComputeWorkload(SpansWorkload):
         self._copy()
 
     def _overlapped(self) -> None:
-        works = [
-            stream.submit(self._spans.around("copy", copy.transfer))
-            for stream, copy in zip(self._streams, self._copies, strict=True)
-        ]
+        works = [stream.submit(copy.transfer) for stream, copy in zip(self._streams, self._copies, strict=True)]
         self._compute()
         for work in works:
             work.wait()
@@ -155,7 +147,7 @@ class CopyComputeWorkload(SpansWorkload):
 
         def run_round(number: int, timer: StepTimer) -> None:
             for variant in self._order(number):
-                with timer.step(), self._spans.step(number) if variant == "overlapped" else nullcontext():
+                with timer.step():
                     self._variants[variant]()
                 order.append(variant)
 

@@ -12,7 +12,6 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
-    StreamSpans,
     environment_facts,
     hash_shards,
     measure,
@@ -20,7 +19,7 @@ from pytest_aorta.worker import (
 )
 
 from .. import checkpoint
-from ..common.result import SpansWorkload, peak_memory_metrics, timed_result
+from ..common.result import GroupWorkload, peak_memory_metrics, timed_result
 from .buffers import Buffers
 from .faults import FaultyStep
 from .oracle import CodeTable
@@ -39,7 +38,7 @@ def fsdp_metrics(settings: Settings, device_time_s: float) -> dict[str, float]:
     }
 
 
-class FsdpWorkload(SpansWorkload):
+class FsdpWorkload(GroupWorkload):
     """FSDP's all-gathers, GEMMs and reduce-scatters as explicit calls, on data that identifies its origin.
 
     Steps run in three phases that differ only in their checks and timing: warm-up, checked, measured.
@@ -61,8 +60,7 @@ class FsdpWorkload(SpansWorkload):
             settings.check_steps(self._trained)
         codes = CodeTable(settings.dtype, self._device, settings.seed)
         self._verification = Verification(settings, codes, buffers.index, buffers.input_index)
-        self._spans = StreamSpans(self._device, settings.span_every)
-        self._step = FaultyStep(settings, buffers, codes, self._verification, self._spans)
+        self._step = FaultyStep(settings, buffers, codes, self._verification)
         self._verification.rehearse()
 
     def run(self) -> RankResult:
@@ -74,7 +72,7 @@ class FsdpWorkload(SpansWorkload):
                 self._step.run(self._trained + iteration)
 
         def run_step(number: int, timer: StepTimer) -> None:
-            with timer.step(), self._spans.step(number):
+            with timer.step():
                 self._step.run(self._trained + first + number)
             if settings.hash_every and (number + 1) % settings.hash_every == 0:
                 self._hash_weights(first + number + 1)

@@ -44,7 +44,7 @@ FIGURES = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class _Difference:
     """A key of the config or the environment, with its value on both sides as text."""
 
     key: str
@@ -155,23 +155,22 @@ def _joined(label: str, values: Sequence[str]) -> str:
     return "; ".join([*values[:MAX_VALUES], *([f"and {rest} more"] if rest > 0 else [])])
 
 
-def environment_rows(case: Case) -> list[Difference]:
-    """Return the environments of the first candidate launch and of the other side; differences first."""
-    stored = case.others[-1].environment if case.others else {}
-    other = case.reference[0].result.environment if case.reference else stored
-    return _differences(case.candidate[0].result.environment, other)
+def differences(case: Case) -> dict[str, list[_Difference]]:
+    """Return environment and config of the first candidate launch beside those of the other side; differences first."""
+    here, environment, config = case.candidate[0].result, dict[str, Any](), dict[str, Any]()
+    if case.reference:
+        environment, config = case.reference[0].result.environment, case.reference[0].result.config
+    elif case.baseline:
+        environment, config = case.others[-1].environment, case.baseline.config
+    return {
+        "Environment": _differences(here.environment, environment),
+        "Config": _differences(identity(here.config), identity(config)),
+    }
 
 
-def config_rows(case: Case) -> list[Difference]:
-    """Return the configs of the first candidate launch and of the other side; differences first."""
-    stored = case.baseline.config if case.baseline else {}
-    other = case.reference[0].result.config if case.reference else stored
-    return _differences(identity(case.candidate[0].result.config), identity(other))
-
-
-def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Difference]:
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[_Difference]:
     rows = [
-        Difference(key, *(_text(side[key]) if key in side else UNKNOWN for side in (here, there)))
+        _Difference(key, *(_text(side[key]) if key in side else UNKNOWN for side in (here, there)))
         for key in sorted(here.keys() | there.keys())
     ]
     return sorted(rows, key=lambda row: not row.differs)

@@ -123,7 +123,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Rule:
+class _Rule:
     """The rule for one look.
 
     Attributes:
@@ -263,7 +263,7 @@ def decide_pairs(
             num_not_worse([(sign * here, sign * there) for here, there in pairs]) <= most for sign in (worse, -worse)
         )
     error = Variance(single.value / count, single.df)
-    rule = Rule(tolerance, scale, alarm_rate, MISS_RATE / len(looks), looks)
+    rule = _Rule(tolerance, scale, alarm_rate, MISS_RATE / len(looks), looks)
     return rule.decide(sum(values) / count, error, error, count, is_slower=is_slower, is_faster=is_faster)
 
 
@@ -399,10 +399,10 @@ class StoredRule:
         best = min(self.worse * (value - self.baseline.center) for value in candidate)
         return max(beyond - self.effect(candidate), rule.allowed / 2 - best)
 
-    def _rule(self, count: int) -> Rule:
+    def _rule(self, count: int) -> _Rule:
         failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
         alarm_rate = FALSE_ALARM_RATE / max(1, len(failing))
-        return Rule(self.tolerance, self.scale, alarm_rate, self._miss_rate(count), self.looks)
+        return _Rule(self.tolerance, self.scale, alarm_rate, self._miss_rate(count), self.looks)
 
     def _errors(self, own: Variance, count: int) -> tuple[Variance, Variance]:
         """Return the variance of the effect of ``count`` launches, for a regression and for a pass."""

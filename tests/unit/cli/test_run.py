@@ -300,7 +300,7 @@ def test_failed_checks_of_the_workload_are_kept_and_reported(toy, capsys):
     toy.ranks = {1: {"passed": False, "failure_count": 1, "failures": [detail]}}
     assert run("--trials", "2") == 1
     out = capsys.readouterr().out
-    assert "FAILED: 1 of its own checks" in out
+    assert "1 of its own checks failed" in out
     assert "all_gather: iteration 2, layer 3, on rank 1" in out
     assert out.splitlines()[-1] == "2 trials: 2 failed by their own checks"
     assert len(toy.trials()) == 2

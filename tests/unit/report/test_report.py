@@ -11,7 +11,7 @@ from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.rows import (
     UNKNOWN,
     collective_overlaps,
-    environment_rows,
+    differences,
     failing_first,
     rank_rows,
 )
@@ -85,7 +85,7 @@ def test_failed_tests_come_first_then_those_with_the_worst_verdict():
 def test_environment_shows_what_differs_first():
     candidate = as_launch(environment={"torch": "2.13.0", "cuda": "13.0", "python": "3.12"})
     facts = make_facts(environment={"torch": "2.11.0", "cuda": "13.0"})
-    rows = environment_rows(Case("c", candidate=(candidate,), baseline=make_baseline(launches=stored(facts))))
+    rows = differences(Case("c", candidate=(candidate,), baseline=make_baseline(launches=stored(facts))))["Environment"]
     assert [(row.key, row.differs) for row in rows] == [("torch", True), ("cuda", False), ("python", False)]
     assert rows[2].reference == UNKNOWN
 
