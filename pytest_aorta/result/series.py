@@ -82,13 +82,6 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
     hashes: dict[Step, WeightHash] = field(default_factory=dict)
     problem: str = ""
 
-    def contradiction(self) -> str | None:
-        """Return which lists differ in length from the list of names; None if all have its length."""
-        counts = {"shapes": len(self.shapes), "layouts": len(self.layouts)}
-        counts |= {f"step {step}": len(row) for step, row in self.tensors.items()}
-        wrong = [f"{count} entries of {what}" for what, count in counts.items() if count != len(self.names)]
-        return f"{len(self.names)} names, {wrong[0]}; they have to be equal" if wrong else None
-
 
 class HashedParts(Model, frozen=True, omit_defaults=True):
     """The begins of the hashes of what all ranks hold of some tensors of one optimizer's model.
