@@ -15,7 +15,7 @@ _FEWEST_WORDS = 2
 _CONTINUE = (
     *("backward passes", "clipped to", "trained elements", "the optimizer", "the model", "{_SENTENCES"),
     *("from step", "at step", "the same samples", "other samples", "after the first loss", "when the optimizer"),
-    *("how it is scaled", "{('augmentation'", "the hosts are late", "rank {self.rank} arrives last"),
+    *("with equal weights", "gradient norm", "{('augmentation'", "the hosts are late", "rank {self.rank} arrives last"),
     *("{num_hot}", "the launch", "new {family}", "gone {family}", "{family}", "{text}, ", "straggler's", "rest {rest"),
     *("exposed communication", "device idle", "no compute", "the {now.stream}"),
 )
@@ -53,10 +53,17 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             ),
             Meaning("{name}: {before}", "a collective came or went, or another dtype", "the named line; wrappers"),
             Meaning("the host reads a value", "`.item()`, `print`, `float`", "the named line"),
-            Meaning("{name} computes", "a forward pass or a checkpoint more", "evaluation, recomputation"),
+            Meaning("{name} computes", "a forward pass more or less, other shapes", "evaluation, checkpointing"),
             Meaning("each operator computes", "more samples, or longer ones", "batch, padding"),
-            Meaning("the loss of step 1 {}", "the model, its loss, or augmentation", "the forward pass"),
-            Meaning("is {ratio} times", "a sum in place of a mean, no division", "reduction, accumulation"),
+            Meaning(
+                "the initial weights", "initialization, or another checkpoint", "the constructor, `load_state_dict`"
+            ),
+            Meaning("the loss of step 1 differs", "the model, its loss, or augmentation", "the forward pass"),
+            Meaning(
+                "the {what} of step 1 is",
+                "a sum in place of a mean, no division",
+                "reduction, accumulation, `unscale_`",
+            ),
             Meaning("{here.name} made", "epochs, steps, or the length of the data", "the end of the loop"),
             Meaning("{RANDOM}: torch's", "the seed, or one more draw", "`manual_seed`; what draws numbers before"),
         ),
@@ -88,7 +95,6 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("the step's graph of streams is not", "none", "the named reason"),
             Meaning("the step's graph of streams does not show", "none", "[overlap](overlap.md)"),
             Meaning("buffers are not compared", "none: an older baseline", "record again"),
-            Meaning("{row.metric}: the change can't be split", "none", "`profile_steps`"),
         ),
     ),
     "schedules": (

@@ -86,6 +86,11 @@ class LlamaSettings(TrainingSettings):
         return self.loss_chunks > 0
 
     @property
+    def reduces_every_micro_batch(self) -> bool:
+        """Return whether the backward pass of every micro-batch reduces gradients, not only the last of a step."""
+        return True
+
+    @property
     def holds_logits(self) -> bool:
         """Return whether the logits that the model returns exist beside the activations of the loss."""
         return False

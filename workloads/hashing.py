@@ -59,7 +59,7 @@ class StepHashes:
 
     def begin(self, step: int) -> None:
         """Prepare for measured step ``step``."""
-        self._wants_tensors = step in self._tensor_steps()
+        self._step, self._wants_tensors = step, step in self._tensor_steps()
         if self._boundaries and self._wants_tensors:
             self._boundaries.begin()
 
@@ -67,12 +67,12 @@ class StepHashes:
         """Call the model."""
         return self._model(*args) if self._boundaries is None else self._boundaries.forward(*args)
 
-    def gradients(self, kind: str, step: int) -> None:
+    def gradients(self, kind: str) -> None:
         """Hash gradients, if asked for, once they are reduced (``gradients``) and once more clipped (``clipped``)."""
         if self._wants_tensors and kind in self._kinds:
             named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
             with OperatorCapture.paused():
-                self._add(kind, step, self._hash(named))
+                self._add(kind, self._step, self._hash(named))
 
     def end(self, step: int) -> None:
         """Hash the weights and tensors that the config asks for after measured step ``step``."""

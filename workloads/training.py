@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -13,7 +14,6 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
-    Telemetry,
     TrainingNotes,
     environment_facts,
     is_simulated,
@@ -25,6 +25,7 @@ from . import checkpoint
 from .common.adamw import CompiledAdamW, make_adamw
 from .common.collectives import all_gather
 from .common.determinism import use_deterministic_algorithms
+from .common.faults import PlantedFault
 from .common.gradients import clip_factor, clip_gradients, total_norm, whole_norm
 from .common.learning_rate import LearningRate
 from .common.result import GroupWorkload, peak_memory_metrics, timed_result
@@ -40,16 +41,18 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
 
     Attributes:
         name: the name of the workload.
-        settings_type: the config as typed values.
+        settings_type: the type of ``settings``.
+        num_parameters: the parameters of the whole model.
+        counts_loss: whether this rank's loss is added to the sum over ranks; ranks with the same loss add it once.
     """
 
     name: ClassVar[str]
     settings_type: type[_Settings]
-    _num_parameters: int
-    # Ranks with the same loss add it once.
-    _counts_loss = True
+    num_parameters: int
+    counts_loss = True
 
-    def read_settings(self) -> _Settings:
+    @cached_property
+    def settings(self) -> _Settings:
         """Return the config as typed values."""
         return read_settings(self.settings_type, self.config)
 
@@ -58,15 +61,18 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """Return the model, distributed over ranks, and set ``_num_parameters`` to those of the whole model."""
+        """Return the model, distributed over ranks, and set ``num_parameters``."""
 
     @abstractmethod
     def make_batches(self, trained_steps: int) -> Iterator[Any]:
         """Make the batches after the first ``trained_steps``; a batch may be valid only until the next one is taken."""
 
     @abstractmethod
-    def make_gradients(self, step: int, batch: Any) -> torch.Tensor:
-        """Make every gradient the sum over ranks, and return this rank's part of the loss; ``step`` is 0 unmeasured."""
+    def make_gradients(self, batch: Any) -> torch.Tensor:
+        """Make every gradient the sum over ranks, and return this rank's part of the loss."""
+
+    def after_step(self) -> None:
+        """Change the model after each step of the optimizer; nothing by default."""
 
     @abstractmethod
     def samples_of(self, batch: Any) -> Any:
@@ -79,7 +85,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
 
     def make_hashes(self) -> StepHashes:
         """Return the hashes that the config asks for; of weights by default."""
-        return StepHashes(self._settings, self._model, self._optimizer)
+        return StepHashes(self.settings, self.model, self.optimizer)
 
     def facts(self) -> dict[str, Any]:
         """Return facts for the result's environment; none by default."""
@@ -93,106 +99,98 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
                 asks for.
             ValueError: Config keys contradict each other.
         """
-        env = RankEnv.read()
-        settings = self._settings = self.read_settings()
+        env, settings = RankEnv.read(), self.settings
         settings.prepare_environment()
-        self._env, self._device = env, env.join(self.name)
-        given = {**self.config, "device": self._device.type, "ranks": env.world_size}
-        check_rules(settings.rules(self._device.type, env.world_size), given)
+        self.env, self.device = env, env.join(self.name)
+        given = {**self.config, "device": self.device.type, "ranks": env.world_size}
+        check_rules(settings.rules(self.device.type, env.world_size), given)
         self.check()
         settings.lr_schedule.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
             filled = self.config.get("fill_uninitialized_memory", False)
-            use_deterministic_algorithms(self._device, fill_uninitialized_memory=filled)
-        self._model = self.build()
+            use_deterministic_algorithms(self.device, fill_uninitialized_memory=filled)
+        self.fault = PlantedFault(settings.fault, env.rank, self.device)
+        self.model = self.build()
         kind = self.config.get("optimizer", "fused")
-        self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay, kind)
+        self.optimizer = make_adamw(self.model, settings.lr, settings.betas, settings.weight_decay, kind)
         loaded = settings.load_checkpoint
         first = 0 if loaded is None else checkpoint.load(loaded, self._state())
         last = first + settings.warmup + settings.steps
         self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, first, last)
         self._hashes = self.make_hashes()
-        self._notes = TrainingNotes(self._optimizer, self._model)
-        self._capture = OperatorCapture(self._model)
-        self._given = settings.fault.given(self.make_batches(first), env.rank, warmup=settings.warmup)
+        self._notes = TrainingNotes(self.optimizer, self.model)
+        self._capture = OperatorCapture(self.model)
+        self.batches = self.fault.batches(self.make_batches(first))
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
-        settings, found = self._settings, list[tuple[torch.Tensor, torch.Tensor]]()
+        settings, found = self.settings, list[tuple[torch.Tensor, torch.Tensor]]()
         for _ in range(settings.warmup):
-            self._train_step(0, next(self._given))
+            self.train_step(next(self.batches))
         timer, elapsed_sec = measure(
-            lambda number, timer: found.append(self._measure_step(number + 1, timer)), settings.steps, self._device
+            lambda number, timer: found.append(self._measure_step(number + 1, timer)), settings.steps, self.device
         )
         result = timed_result(timer, elapsed_sec, settings.steps)
         losses, norms = ([], []) if is_simulated() else map(list, zip(*found, strict=True))
         result = result.replace(
-            loss=_sum_over_ranks(losses if self._counts_loss else list(map(torch.zeros_like, losses))),
+            loss=_sum_over_ranks(losses if self.counts_loss else list(map(torch.zeros_like, losses))),
             grad_norm=[float(whole_norm(norm)) for norm in norms],
-            environment=environment_facts(self._device, any_cpu=self.is_same_on_any_cpu) | self.facts(),
+            environment=environment_facts(self.device, any_cpu=self.is_same_on_any_cpu) | self.facts(),
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
             series=self._notes.series(),
         )
-        result = result.replace(metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))
+        result = result.replace(metrics=self.metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))
         # The weights of profiled steps are neither hashed nor saved.
         with checkpoint.saving(settings.save_checkpoint, self._state, is_async=settings.async_save):
-            return profiled(
-                result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device
-            )
-
-    def telemetry(self) -> Telemetry:
-        """Return the learning rate of each measured step."""
-        last = self._learning_rate.num_steps
-        rates = [self._learning_rate.rate(step) for step in range(last - self._settings.steps, last)]
-        return Telemetry(series={"lr": rates})
+            return profiled(result, lambda: self.train_step(next(self.batches)), settings.profile_steps, self.device)
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the model's parameters by name; this rank holds its shards of them."""
-        return self._model.named_parameters()
+        return self.model.named_parameters()
 
     def _state(self) -> dict[str, torch.Tensor]:
-        return checkpoint.state_of(self._model, self._optimizer)
+        return checkpoint.state_of(self.model, self.optimizer)
 
-    def _train_step(self, step: int, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.
-
-        ``step`` is 0 in warm-up and in profiled steps.
-        """
-        self._optimizer.zero_grad()
-        loss = self.make_gradients(step, batch)
-        self._hashes.gradients("gradients", step)
+    def train_step(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it."""
+        self.optimizer.zero_grad()
+        loss = self.make_gradients(batch)
+        self._hashes.gradients("gradients")
         norm = None
-        if (max_norm := self._settings.max_grad_norm) is not None:
-            norm = self._total_norm()
-            if isinstance(self._optimizer, CompiledAdamW):
-                self._optimizer.gradient_factor = clip_factor(max_norm, norm)
+        if (max_norm := self.settings.max_grad_norm) is not None:
+            norm = self.total_norm()
+            if isinstance(self.optimizer, CompiledAdamW):
+                self.optimizer.gradient_factor = clip_factor(max_norm, norm)
             else:
-                clip_gradients(self._model, max_norm, norm)
-        self._hashes.gradients("clipped", step)
-        self._learning_rate.apply(self._optimizer)
-        self._optimizer.step()
+                clip_gradients(self.model, max_norm, norm)
+        self._hashes.gradients("clipped")
+        self._learning_rate.apply(self.optimizer)
+        self.optimizer.step()
+        self.after_step()
         return loss, norm
 
     def _measure_step(self, step: int, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
         self._hashes.begin(step)
-        capture = self._capture if step == self._settings.hash_operators_step else None
-        with self._settings.fault.planted(step, self._env.rank, self._model, self._optimizer, capture), timer.step():
-            loss, norm = self._train_step(step, batch := next(self._given))
+        capture = self._capture if step == self.settings.hash_operators_step else None
+        with self.fault.in_step(step, self.model, self.optimizer, capture), timer.step():
+            loss, norm = self.train_step(batch := next(self.batches))
         # A step without clipping does not need the norm, so the norm is computed outside the timed step.
-        norm = self._total_norm() if norm is None else norm
+        norm = self.total_norm() if norm is None else norm
         self._hashes.end(step)
-        self._notes.end_step(self.samples_of(batch), clipped_to=self._settings.max_grad_norm)
+        self._notes.end_step(self.samples_of(batch), clipped_to=self.settings.max_grad_norm)
         return loss, norm
 
-    def _total_norm(self) -> torch.Tensor:
-        return total_norm(self._model)
+    def total_norm(self) -> torch.Tensor:
+        """Return the 2-norm of all gradients."""
+        return total_norm(self.model)
 
-    def _metrics(self, step_time_s: float, grad_norms: list[float]) -> dict[str, float]:  # noqa: ARG002
-        return {"num_parameters": float(self._num_parameters)} | peak_memory_metrics(self._device)
+    def metrics(self, step_time_s: float, grad_norms: list[float]) -> dict[str, float]:  # noqa: ARG002
+        """Return the metrics of all measured steps, which took ``step_time_s`` together."""
+        return {"num_parameters": float(self.num_parameters)} | peak_memory_metrics(self.device)
 
 
 def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:

@@ -5,9 +5,9 @@ Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--c
 
 Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two ranks per test (or ``--ranks``), most of them
 warm, on CPU or, with ``--gpus``, on N GPUs that both xdist workers share. Each rank has two children in sessions of
-their own, one with an empty environment. Meanwhile ranks, their children, agents, guards and fork servers get SIGKILL
-or SIGSTOP, and xdist workers get SIGKILL, one process in about two launches. Some runs end early, because their xdist
-controller gets SIGKILL in the middle of its launches.
+their own, one with an empty environment. Meanwhile ranks, their children, agents and fork servers get SIGKILL or
+SIGSTOP, and guards and xdist workers get SIGKILL, one process in about two launches. Some runs end early, because
+their xdist controller gets SIGKILL in the middle of its launches.
 
 After each run, none of its processes and no lease may exist, and no GPU may list a process of the run or one that no
 longer exists. After the last run, whose controller is not killed, each passed test that records a baseline has a
@@ -46,8 +46,9 @@ from pytest_aorta.verdict.baseline import read_baseline_file
 
 # Relative frequency of each kind of victim.
 VICTIMS = {"rank": 8, "agent": 2, "guard": 3, "fork server": 1, "xdist worker": 1, "child of a rank": 1}
-# Fraction of victims that get SIGSTOP. Nothing ends a run whose xdist worker is stopped, so workers are killed.
+# Fraction of victims that get SIGSTOP. Nothing ends a run whose xdist worker or guard is stopped, so these are killed.
 STOPPED = 0.2
+KILLED = ("xdist worker", "guard")
 # The launches of a run whose controller is killed, and the range of launches that begin before the kill.
 SHORT_LAUNCHES = 20
 LAUNCHES_BEFORE_END = (8, 16)
@@ -186,7 +187,7 @@ def hit_one(scratch: Path, controller_pid: int, kind: str, rng: random.Random) -
     if not pids:
         return None
     pid = rng.choice(pids)
-    number = signal.SIGSTOP if kind != "xdist worker" and rng.random() < STOPPED else signal.SIGKILL
+    number = signal.SIGSTOP if kind not in KILLED and rng.random() < STOPPED else signal.SIGKILL
     with suppress(ProcessLookupError), ExitStack() as stack:
         pidfd = os.pidfd_open(pid)
         stack.callback(os.close, pidfd)

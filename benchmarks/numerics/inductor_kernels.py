@@ -73,9 +73,9 @@ class Steps:
         """Train one step, which compiles, and keep the state after it."""
         self._workload = LlamaSimpleFsdpWorkload(resolve_config(find_workload("llama_simple_fsdp", []), CONFIG))
         self._workload.setup()
-        self._batch = next(self._workload._given)
-        self._workload._train_step(0, self._batch)
-        model, optimizer = self._workload._model, self._workload._optimizer
+        self._batch = next(self._workload.batches)
+        self._workload.train_step(self._batch)
+        model, optimizer = self._workload.model, self._workload.optimizer
         kept = [
             value for parameter in model.parameters() for value in (parameter, *optimizer.state[parameter].values())
         ]
@@ -90,7 +90,7 @@ class Steps:
             tensor.copy_(saved)
         self.kernels.choose(call)
         self.capture.begin(1)
-        self._workload._train_step(0, self._batch)
+        self._workload.train_step(self._batch)
         self.capture.end()
         weights = [tensor.numpy().tobytes() for tensor in self._state]
         found: list[Any] = [None] * dist.get_world_size()

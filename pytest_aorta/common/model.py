@@ -140,9 +140,9 @@ def _worded(message: str, document: Any, kind: Any) -> str:
     place = _PLACE.search(message)
     path, given, kinds = "$", document, list(_parts(kind))
     for name, index in _STEP.findall(place["path"] if place else ""):
-        key = name or (_wrong_key(given, kinds) if index == "..." else int(index))
-        if key is None:
+        if index == "...":  # an entry of a dictionary, of which msgspec does not say which
             return f"{path}[...]: {allowed}"
+        key = name or int(index)
         inner: Iterable[Any] = (part for one in kinds for part in get_args(one))
         if name:
             inner = (one.type for struct in _structs(kinds) for one in fields(struct) if one.encode_name == name)
@@ -153,24 +153,8 @@ def _worded(message: str, document: Any, kind: Any) -> str:
         every = [sorted(one.encode_name for one in fields(struct)) for struct in _structs(kinds)]
         nearest = max(every, key=lambda names: len(set(names) & set(given)), default=[])
         return f"{path}: unknown key {unknown[1]!r}{did_you_mean(unknown.groups(), nearest)}; there are {nearest}"
-    if place and place["is_key"]:
-        given = _wrong_key(given, kinds)
-    exact = place and isinstance(given, str | int | float | bool | None)
+    exact = place and not place["is_key"] and isinstance(given, str | int | float | bool | None)
     return f"{path}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
-
-
-def _wrong_key(entries: Any, kinds: Iterable[Any]) -> Any:
-    """Return the first key whose entry fits no dictionary among the types, or None."""
-    tables = [kind for kind in kinds if get_origin(kind) is dict]
-    return next((key for key, value in entries.items() if not any(_fits({key: value}, kind) for kind in tables)), None)
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    try:
-        msgspec.convert(value, kind, dec_hook=_from_text)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def _parts(kind: Any) -> Iterator[Any]:

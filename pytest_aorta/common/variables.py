@@ -5,7 +5,6 @@ NODE_RANK = "AORTA_NODE_RANK"
 LEASE_DIR = "AORTA_LEASE_DIR"
 
 # Set for the programs of a launch.
-LAUNCH_ID = "AORTA_LAUNCH_ID"  # for every process of a launch, to find leftover processes (launch/sweep.py)
 AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; forked ranks read their parent's id
 STORE = "AORTA_STORE"  # by the torchrun agent for its ranks: the file through which they meet, in the agent's memory
 LATE_PATH = "AORTA_LATE_PATH"

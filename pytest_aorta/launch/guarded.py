@@ -28,13 +28,13 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, raised_as, remove_scratch, write_json
 from pytest_aorta.common.model import decode, to_builtins
 from pytest_aorta.common.processes import start_apart
-from pytest_aorta.launch.leases import record_end, record_launch
-from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids
+from pytest_aorta.launch.process.guard import ENDED, state_of
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.reference import cache_folder
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -60,10 +60,8 @@ STARTUP = PACKAGE_ROOT / "launch" / "process" / "startup"
 STOP_S = 20.0
 # The keeper of a guard that was killed ends the guard's orphans within 10 seconds.
 KEEPER_S = 12.0
-# A guard that a signal, such as SIGSTOP, has stopped for this long is killed.
-STOPPED_S = 10.0
-WATCHER = "the process that watches the ranks"
-LOOK_S = 1.0
+# The kernel ends a rank of this host when its agent ends; over several nodes, each node ends its own first.
+LEFT_S = 30.0
 # Limit of the end of a launch over several nodes, in which a silent node is given up and the launcher is ended.
 NODES_END_S = 120.0
 
@@ -148,11 +146,13 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         own = f"-{capability}"
         folder = kept.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}")
         kept["TORCHINDUCTOR_CACHE_DIR"] = folder.removesuffix(own) + own
+    if kept.get("PYTHONDONTWRITEBYTECODE") and not _has_bytecode("torch"):
+        # As in many images: each rank would compile torch, for seconds.
+        kept.setdefault("PYTHONPYCACHEPREFIX", str(cache_folder(kept) / "bytecode"))
+        del kept["PYTHONDONTWRITEBYTECODE"]
     if plan.record is not None and plan.record.deterministic:
         # Without it, torch refuses matrix products under deterministic algorithms on NVIDIA GPUs.
         kept.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Set after all that a config can set: without the id, processes could be left when the guard is killed.
-    kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
         if plan.times_collectives:  # NCCL records two events for each
@@ -167,6 +167,12 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept["PYTHONPATH"] = ":".join(filter(None, [str(STARTUP), kept.get("PYTHONPATH")]))
         kept[variables.RUN_DIR] = str(plan.run_dir)
     return kept
+
+
+def _has_bytecode(package: str) -> bool:
+    """Return whether a package, which is not imported, was compiled when it was installed."""
+    spec = importlib.util.find_spec(package)
+    return spec is None or spec.origin is None or Path(spec.origin).with_name("__pycache__").exists()
 
 
 def with_own_code(environ: dict[str, str]) -> dict[str, str]:
@@ -193,8 +199,7 @@ def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, 
 class ForkedGuard:
     """The guard of a warm launch, held by a pidfd: it is not pytest's child, so its process id could be reused."""
 
-    def __init__(self, pid: int, pidfd: int) -> None:
-        self.pid = pid
+    def __init__(self, pidfd: int) -> None:
         self._pidfd = pidfd
 
     def wait(self, timeout: float | None = None) -> None:
@@ -275,7 +280,6 @@ class GuardedLaunch:
             lifeline_end, self._lifeline = _pipe(pipes)
             self._pipe, verdict_end = _pipe(pipes)
             with raised_as(LaunchError, f"the guard can't be started in {plan.cwd}: "):
-                record_launch(plan.lease_fds, plan.run_dir)
                 self._guard = (start or start_guard)(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
             lifeline_end.close()
             verdict_end.close()
@@ -299,18 +303,18 @@ class GuardedLaunch:
             except subprocess.TimeoutExpired:
                 self._guard.kill()
                 self._guard.wait()
-                self._problem = f"{WATCHER} did not end within {STOP_S:g} s, and was then killed"
+                self._problem = f"the guard did not end within {STOP_S:g} s, and was then killed"
             # The keeper of a lost guard holds the pipe open until it has ended the guard's orphans.
             while not self._has_ended and is_readable(self._pipe, KEEPER_S):
                 self.has_ended()
         reported = self.outcome()
         if reported.reason == EndReason.GUARD_LOST:
-            ended, survivors = end_processes([self._plan.run_dir])
-            detail = self._problem or reported.detail
-            self._lost = reported.replace(stopped=ended, survivors=survivors, detail=detail)
-        if not self.outcome().survivors:
+            self._lost = reported.replace(survivors=_survivors(self._plan), detail=self._problem or reported.detail)
+        if self.outcome().survivors:
+            for fd in self._plan.lease_fds:
+                os.dup(fd)  # the devices stay leased until this process ends
+        else:
             _clear_scratch(self._plan.run_dir)
-            record_end(self._plan.lease_fds, self._plan.run_dir)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`has_ended` does not block."""
@@ -324,19 +328,9 @@ class GuardedLaunch:
         return self._has_ended
 
     def wait(self) -> None:
-        """Return when the guard has ended or its time limit is over; kill a guard stopped for ``STOPPED_S``."""
-        stopped_s, looked_s = 0.0, time.monotonic()
-        while not self._has_ended and (left_s := self._deadline_s - time.monotonic()) > 0:
-            if is_readable(self._pipe, min(left_s, LOOK_S)):
-                self.has_ended()
-            now_s = time.monotonic()
-            # Count no more than LOOK_S: if this process was stopped with the guard, the guard is about to go on, too.
-            stopped_s = stopped_s + min(now_s - looked_s, LOOK_S) if is_stopped(self._guard.pid) else 0.0
-            looked_s = now_s
-            if stopped_s > STOPPED_S:
-                self._problem = f"{WATCHER} was stopped for {STOPPED_S:g} s, and then killed"
-                self._guard.kill()
-                return
+        """Return when the guard has ended or its time limit is over."""
+        while not self._has_ended and is_readable(self._pipe, self._deadline_s - time.monotonic()):
+            self.has_ended()
 
     def stop(self) -> None:
         """Ask the guard to have the ranks write their stacks, and to end the ranks; the verdict follows as usual."""
@@ -346,6 +340,18 @@ class GuardedLaunch:
     def outcome(self) -> LaunchOutcome:
         """Return the outcome that the guard reported; without a report, the outcome that pytest found."""
         return self._lost or _outcome(self._verdict)
+
+
+def _survivors(plan: LaunchPlan) -> tuple[int, ...]:
+    """Return the ranks of this host, by process id, that outlive a lost guard and its keeper for ``LEFT_S``."""
+    deadline_s = time.monotonic() + LEFT_S
+    folders = names.rank_folders(plan.run_dir, plan.ranks_of(plan.node or 0))
+    while left := [folder for folder in folders if state_of(folder) not in (None, *ENDED)]:
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(0.02)
+    pids = names.rank_pids(plan.run_dir)
+    return tuple(pids[int(folder.name)] for folder in left)
 
 
 def prepare_folder(plan: LaunchPlan) -> None:

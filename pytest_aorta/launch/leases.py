@@ -1,12 +1,10 @@
 """Leases on the host's devices and CPU slots, first come first served, shared by every pytest process of one user.
 
 A resource is a file, which the process that has leased it locks with ``flock``: the kernel releases the lock when the
-last process that has the file open dies. A request waits in line by a ticket, a locked file whose name tells when it
-came. Only the first in line locks resources, all of them or none, so requests can't deadlock, and none is overtaken.
-(A test that asks for a second lease while it holds one times out after ``wait_s``.)
-
-The first line of a resource's file is the holder. A line for each launch on the resource follows, and a line for its
-end: processes that outlive all holders of the lock are ended before the resource is leased again.
+last process that has the file open dies, so a guard holds it until its ranks are dead. A request waits in line by a
+ticket, a locked file whose name tells when it came. Only the first in line locks resources, all of them or none, so
+requests can't deadlock, and none is overtaken. (A test that asks for a second lease while it holds one times out after
+``wait_s``.)
 """
 
 from __future__ import annotations
@@ -21,33 +19,23 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
-
-from msgspec import Meta
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
-from pytest_aorta.common.files import UnreadableFile, parse_json, raised_as, read_regular, slug
-from pytest_aorta.common.model import Model, convert, to_builtins
-from pytest_aorta.launch.sweep import end_processes, pid_namespace, processes_of
+from pytest_aorta.common.files import UnreadableFile, raised_as, slug
+from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.world import World
 
 # Every lease locks this file, an exclusive one alone.
 _HOST = "host"
-_RESOURCE, _WAITING, _HOLDING = ".resource", ".waiting", ".holding"
-# Lines about a launch on a resource: written before its first process, and after its last process is gone.
-_LAUNCH, _ENDED = "launch ", "ended "
+_RESOURCE, _WAITING = ".resource", ".waiting"
 _MAX_TEXT = 200
 _MAX_FILE_BYTES = 1 << 20
 POLL_S = 0.02
-# A guard whose pytest has died ends its launch within 12.5 s.
-STOP_S = 20.0
-# A request that waits for longer says once what it waits for, and looks every LOOK_S for launches whose pytest is dead.
-SAY_S, LOOK_S = 2.0, 1.0
+# A request that waits for longer says once what it waits for.
+SAY_S = 2.0
 _REMEDY = f"; {variables.LEASE_DIR} can name another folder, on a disk of this host"
-# The last time that every platform can show.
-_YEAR_9999_S = 253_370_764_800
 # CPU ranks wait for each other most of the time.
 CPU_SLOTS_PER_CORE = 2
 
@@ -59,12 +47,10 @@ class Lease(AbstractContextManager["Lease"]):
     Attributes:
         resources: Names of the resources.
         fds: Descriptors for ``pass_fds`` of a child process, which then also holds the lease; empty once released.
-        ticket: Context that shows, until it ends with this process, that the process lives.
     """
 
     resources: tuple[str, ...]
     fds: tuple[int, ...]
-    ticket: ExitStack
 
     def release(self) -> None:
         """Close this process's descriptors; a second call does nothing."""
@@ -72,7 +58,6 @@ class Lease(AbstractContextManager["Lease"]):
         # LOCK_UN would free the devices of a guard whose ranks still run.
         for fd in fds:
             os.close(fd)
-        self.ticket.close()
 
     def __exit__(self, *error: object) -> None:
         """Release the lease."""
@@ -85,34 +70,18 @@ class Holder(Model, frozen=True):
     Attributes:
         resource: Name of the resource.
         owner: Name of the requesting test, with its process id.
-        since_s: Unix time in seconds at which the resource was leased.
+        since: Time of the day at which the resource was leased.
         exclusive: Whether no other lease may exist on this host at the same time.
-        ticket: Name of the file that the requesting process has locked as long as it lives.
-        pid_namespace: Inode of the PID namespace of that process; 0 if unknown.
-        run_dirs: Run folders of launches that may still have processes.
-        is_dead: Whether the requesting process has ended.
     """
 
     resource: str
     owner: str
-    since_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)]
+    since: str
     exclusive: bool
-    ticket: str
-    pid_namespace: int
-    run_dirs: tuple[str, ...] = ()
-    is_dead: bool = False
-
-    @property
-    def launches(self) -> list[Path]:
-        """Run folders as paths; none of another PID namespace, which can have a launch in the same folder."""
-        return [Path(run_dir) for run_dir in self.run_dirs if self.pid_namespace == pid_namespace() != 0]
 
     def __str__(self) -> str:
-        """Return the owner with the time, and what holds the resource if the owner has died."""
-        left = f", dead, but processes {processes_of(self.launches)} of its launches live"
-        alone = ", with the host alone" if self.exclusive else ""
-        since = time.strftime("%H:%M:%S", time.localtime(self.since_s))
-        return f"{self.owner}{left if self.is_dead else ''}, since {since}{alone}"
+        """Return the owner with the time."""
+        return f"{self.owner}, since {self.since}{', with no other test on this host' if self.exclusive else ''}"
 
 
 def lease(
@@ -140,19 +109,18 @@ def lease(
         LeaseError: The resources were not free within ``wait_s``, and the message names the holders; or the lease
             folder can't be used.
     """
-    began_s, next_s = time.monotonic(), SAY_S
+    began_s = time.monotonic()
     path, holder = _folder(folder), f"{owner[:_MAX_TEXT]} (pid {os.getpid()})"
-    asked = f"{count} of {len(pool)} resources{' and the host alone' if exclusive else ''}"
-    with raised_as(LeaseError, f"lease folder {path}: ", after=_REMEDY), ExitStack() as undo:
+    asked = f"{count} of {len(pool)} resources{', with no other test on this host' if exclusive else ''}"
+    with raised_as(LeaseError, f"lease folder {path}: ", after=_REMEDY), ExitStack() as line:
         _check(path)
-        ticket = _ticket(path, holder, undo)
+        ticket = _ticket(path, holder, line)
         while True:
             before = _before(path, ticket)
-            if not before and (taken := _taken(path, pool, count, holder, ticket, exclusive=exclusive)):
-                return Lease(*taken, undo.pop_all())
+            if not before and (taken := _taken(path, pool, count, holder, exclusive=exclusive)):
+                return taken
             waited_s = time.monotonic() - began_s
-            if waited_s >= min(next_s, wait_s):
-                next_s = waited_s + LOOK_S
+            if waited_s >= (min(SAY_S, wait_s) if say else wait_s):
                 held = [one for one in holders(path) if exclusive or one.exclusive or one.resource in pool]
                 lines = [f"{', '.join(names)} held by {holder}" for holder, names in _by_holder(held).items()]
                 lines += [f"{file.read_text().strip()} asked before" for file in before if file.exists()]
@@ -164,44 +132,40 @@ def lease(
                 if say:
                     say(text)
                     say = None
-                if waited_s > STOP_S:
-                    # Something, such as SIGSTOP, keeps their guards from working.
-                    end_processes([launch for one in held if _is_free(path / one.ticket) for launch in one.launches])
             time.sleep(POLL_S)
 
 
 def holders(folder: Path | None = None) -> list[Holder]:
     """Return the holder of each leased resource."""
-    found = []
-    for file in sorted(_folder(folder).glob(f"*{_RESOURCE}")):
-        holder = _read(file)
-        if holder and (not _is_free(file) or processes_of(holder.launches)):
-            found.append(holder.replace(is_dead=_is_free(file.with_name(holder.ticket))))
-    return found
+    files = sorted(_folder(folder).glob(f"*{_RESOURCE}"))
+    return [holder for file in files if not _is_free(file) and (holder := _holder(file))]
+
+
+def _holder(file: Path) -> Holder | None:
+    """Return the last holder of a resource; None without one that can be read."""
+    with suppress(UnreadableFile):
+        return read_model(file, Holder, max_bytes=_MAX_FILE_BYTES, follow_links=False)
+    return None
 
 
 def _by_holder(held: Sequence[Holder]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in held:
-        name = one.resource
-        found.setdefault(str(one), []).append(name if name.isprintable() and len(name) <= 80 else f"{name[:60]!r}...")
+        found.setdefault(str(one), []).append(one.resource)
     return found
 
 
-def _ticket(folder: Path, owner: str, undo: ExitStack) -> Path:
-    """Stand in line, and return the ticket; tickets of processes that were killed as they held resources go."""
-    for old in folder.glob(f"*{_HOLDING}"):
-        if _is_free(old):
-            old.unlink(missing_ok=True)
+def _ticket(folder: Path, owner: str, line: ExitStack) -> Path:
+    """Stand in line until the context ``line`` ends, and return the ticket."""
     made = folder / f"{time.monotonic_ns():020d}-{os.urandom(4).hex()}.made"
     fd = _open(made, os.O_EXCL)
-    undo.callback(os.close, fd)
+    line.callback(os.close, fd)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    _append_line(fd, ascii(owner)[1:-1])
-    for suffix in (_WAITING, _HOLDING):
-        undo.callback(made.with_suffix(suffix).unlink, missing_ok=True)
+    _write(fd, ascii(owner)[1:-1])
     # Others see the ticket when it is locked.
-    return made.rename(made.with_suffix(_WAITING))
+    ticket = made.rename(made.with_suffix(_WAITING))
+    line.callback(ticket.unlink, missing_ok=True)
+    return ticket
 
 
 def _before(folder: Path, ticket: Path) -> list[Path]:
@@ -215,10 +179,8 @@ def _before(folder: Path, ticket: Path) -> list[Path]:
     return found
 
 
-def _taken(
-    folder: Path, pool: Sequence[str], count: int, owner: str, ticket: Path, *, exclusive: bool
-) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
-    """Return resources and their open files if all that a request asks for can be locked now."""
+def _taken(folder: Path, pool: Sequence[str], count: int, owner: str, *, exclusive: bool) -> Lease | None:
+    """Return the lease if all that a request asks for can be locked now."""
     fds: dict[str, int] = {}
     with ExitStack() as undo:
         host = _locked(folder / _HOST, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, undo)
@@ -228,26 +190,20 @@ def _taken(
                 fds[name] = fd
         if host is None or len(fds) < count:
             return None
-        kept = ticket.rename(ticket.with_suffix(_HOLDING)).name
         for name, fd in fds.items():
             os.ftruncate(fd, 0)
-            holder = Holder(name, owner, time.time(), exclusive, kept, pid_namespace())
-            _append_line(fd, json.dumps(to_builtins(holder)))
+            _write(fd, json.dumps(to_builtins(Holder(name, owner, time.strftime("%H:%M:%S"), exclusive))))
         undo.pop_all()
-        return tuple(fds), (host, *fds.values())
+        return Lease(tuple(fds), (host, *fds.values()))
 
 
 def _locked(file: Path, mode: int, undo: ExitStack) -> int | None:
-    """Return the open file if its lock can be taken, and no process of a launch on it is left."""
+    """Return the open file if its lock can be taken."""
     fd = _open(file)
     # A cleaner of /tmp may have deleted the file since.
     if _takes_lock(fd, mode) and file.exists() and os.path.samestat(os.fstat(fd), file.stat()):
-        launches = holder.launches if (holder := _read(file)) else []
-        if launches:
-            end_processes(launches)
-        if not processes_of(launches):
-            undo.callback(os.close, fd)
-            return fd
+        undo.callback(os.close, fd)
+        return fd
     os.close(fd)
     return None
 
@@ -325,50 +281,15 @@ def _open(file: Path, flags: int = 0) -> int:
     return os.open(file, flags | os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, 0o600)
 
 
-def _read(file: Path) -> Holder | None:
-    """Return the last holder of a resource; None without one that can be read."""
-    run_dirs: dict[str, None] = {}
-    with suppress(OSError, ValueError, UnreadableFile):
-        # Text after the last line end is of a write that has failed.
-        first, *lines = read_regular(file, _MAX_FILE_BYTES).decode("utf-8", "replace").split("\n")[:-1]
-        for line in lines:
-            path = str(parse_json(line.removeprefix(_LAUNCH).removeprefix(_ENDED), file.name))
-            if line.startswith(_ENDED):
-                run_dirs.pop(path, None)
-            else:
-                run_dirs[path] = None
-        return convert(parse_json(first, file.name), Holder, file.name).replace(run_dirs=tuple(run_dirs))
-    return None
-
-
-def _append_line(fd: int, line: str) -> None:
-    """Write a whole line.
+def _write(fd: int, text: str) -> None:
+    """Write a text.
 
     Raises:
-        OSError: The line could not be written whole.
+        OSError: The text could not be written whole.
     """
-    data = line.encode("ascii") + b"\n"
+    data = text.encode("ascii")
     if os.write(fd, data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def record_launch(fds: Sequence[int], run_dir: Path) -> None:
-    """Record a launch in leases before the guard starts: its processes may outlive every process that holds a lease.
-
-    Raises:
-        OSError: The line could not be written.
-    """
-    for fd in fds:
-        if os.fstat(fd).st_size:  # the host's file has no holder
-            _append_line(fd, _LAUNCH + json.dumps(str(run_dir)))
-
-
-def record_end(fds: Sequence[int], run_dir: Path) -> None:
-    """Record in leases that no process of a launch is left; otherwise the next request looks for processes."""
-    for fd in fds:
-        with suppress(OSError):
-            if os.fstat(fd).st_size:
-                _append_line(fd, _ENDED + json.dumps(str(run_dir)))
 
 
 def _is_free(file: Path) -> bool:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from enum import StrEnum
 from functools import partial
@@ -29,7 +29,6 @@ from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.guarded import GuardedLaunch, start_watcher, with_own_code
 from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.process.guard import descendants, prepare_agent, reap_children, write_verdict
-from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import ACCELERATED
@@ -347,7 +346,7 @@ class _LauncherFailed(Exception):
 class _Node:
     """Node 0's view of one node: its introduction, its verdict, and whether it still sends heartbeats."""
 
-    def __init__(self, run_dir: Path, number: int, ranks: range) -> None:
+    def __init__(self, run_dir: Path, number: int, ranks: Sequence[int]) -> None:
         self.folder = node_folder(run_dir, number)
         self.number = number
         self.ranks = ranks
@@ -557,8 +556,7 @@ def start_coordinator(
     """Start the coordinator in the guard's place; its node agents read the plan in the run folder."""
     spec = json.dumps({"run_dir": str(plan.run_dir), "lifeline_fd": lifeline_fd, "verdict_fd": verdict_fd})
     command = [sys.executable, "-P", "-m", "pytest_aorta.launch.nodes", spec]
-    own = with_own_code(dict(environ)) | {variables.LAUNCH_ID: launch_ids(plan.run_dir, environ)}
-    return start_watcher(plan, command, own, (lifeline_fd, verdict_fd))
+    return start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
 
 
 def main() -> None:

@@ -8,13 +8,10 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, files_below, raised_as
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.processes import start_apart
 from pytest_aorta.launch.guarded import (
     ForkedGuard,
@@ -25,7 +22,6 @@ from pytest_aorta.launch.guarded import (
     require_torch,
 )
 from pytest_aorta.launch.process.channel import receive, send
-from pytest_aorta.launch.sweep import FORK_SERVER, end_orphaned_servers, unmarked
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -56,7 +52,6 @@ class ForkServers:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._servers: dict[tuple[str, str | None], ForkServer] = {}
-        end_orphaned_servers()
 
     @property
     def pids(self) -> list[int]:
@@ -118,10 +113,8 @@ class ForkServer:
         self._num_launches = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
-        program = [*python_command(plan), "-u", "-m", FORK_SERVER]
+        program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
         own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
-        # The server belongs to no launch; the guards that it forks write their launch's id over the value.
-        own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
         with raised_as(_ServerUnfit, f"the server can't be started in {plan.cwd}: "), servers_end:
             command = [*program, str(servers_end.fileno()), str(os.getpid())]
             self._process = start_apart(command, self._log, own, plan.cwd, [servers_end.fileno()])
@@ -180,11 +173,11 @@ class ForkServer:
         with (plan.run_dir / AGENT_LOG).open("wb") as log:
             try:
                 fds = (lifeline_fd, verdict_fd, log.fileno(), *plan.lease_fds)
-                reply, [pidfd] = self._ask(message, REPLY_S, fds)
+                _, [pidfd] = self._ask(message, REPLY_S, fds)
             except _ServerUnfit as error:
                 self.close()
                 raise LaunchError(f"{plan.name}: the fork server was lost: {error}") from None
-        return ForkedGuard(reply["guard_pid"], pidfd)
+        return ForkedGuard(pidfd)
 
     def close(self) -> None:
         """End the server; running launches continue under their own guards."""
@@ -227,18 +220,10 @@ class ForkServer:
 
 
 def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
-    """Return everything that a server's imports depend on: environment, working folder, interpreter and our sources."""
+    """Return everything that a server's imports depend on: environment, working folder and interpreter."""
     of_imports = tuple(
         (name, value)
         for name, value in sorted(launch_environment(plan, environ).items())
         if name not in _RANKS_OWN and not name.startswith(_RANKS_OWN_PREFIXES)
     )
-    sources = tuple((str(path), _modified_ns(path)) for path in files_below(PACKAGE_ROOT, "*.py"))
-    return of_imports, str(plan.cwd), python_command(plan)[0], sources
-
-
-def _modified_ns(path: Path) -> int | None:
-    """Return the time of a file's last change; None if the file was deleted after its folder was listed."""
-    with suppress(FileNotFoundError):
-        return path.stat().st_mtime_ns
-    return None
+    return of_imports, str(plan.cwd), python_command(plan)[0]

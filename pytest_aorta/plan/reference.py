@@ -84,7 +84,7 @@ class Worktree:
         return self.tree / path.resolve().relative_to(self.checkout)
 
 
-def _cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of this package in the user's cache."""
     given = environ.get("XDG_CACHE_HOME", "")
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
@@ -110,7 +110,7 @@ def open_worktree(
             written or lies in the repository, whose tests would be collected there.
     """
     checkout = Path(git(rootdir, "rev-parse", "--show-toplevel")).resolve()
-    kept = (_cache_folder() / ENVIRONMENTS).resolve()
+    kept = (cache_folder() / ENVIRONMENTS).resolve()
     if kept.is_relative_to(checkout):
         raise SpecError(f"{kept} is inside of the repository {checkout}; set XDG_CACHE_HOME to a folder outside of it")
     digest = sha256(json.dumps([str(checkout), setup]).encode()).hexdigest()[:8]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, field, structs
 
@@ -22,7 +22,7 @@ from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean
 
 if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator, ValidationError
+    from jsonschema import Draft202012Validator
 
 # Config key that every workload has: variables of the ranks, name -> value, set before they start.
 ENVIRONMENT_KEY = "environment"
@@ -51,12 +51,6 @@ ALLOWED = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
 )
-# Variables in old guides that RCCL does not read -> variables that replace them.
-_REPLACED = {
-    "RCCL_BUFFER_SIZE": "NCCL_BUFFSIZE",
-    "RCCL_ENABLE_SDMA": "HSA_ENABLE_SDMA",
-    "RCCL_NUM_CHANNELS": "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS",
-}
 # Variables that the launcher sets: they switch on the flight recorder and name its files.
 _LAUNCHERS_OWN = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
@@ -117,9 +111,6 @@ def check_environment(where: str, environment: object) -> None:
             f"{where}: {ENVIRONMENT_KEY}: got {wrong}, allowed is {patterns} without {list(_LAUNCHERS_OWN)}, which "
             f"the launcher sets"
         )
-    if unread := sorted(_REPLACED.keys() & environment.keys()):
-        replaced = ", ".join(f"{_REPLACED[name]} for {name}" for name in unread)
-        raise SpecError(f"{where}: {ENVIRONMENT_KEY}: got {unread}, which RCCL does not read; set {replaced}")
     for name, value in environment.items():
         _refuse_unpassable(f"{where}: {ENVIRONMENT_KEY}.{name}", value)
 
@@ -333,15 +324,17 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
 
 
 def _check_defaults(spec: WorkloadSpec) -> None:
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, SchemaError
 
-    standard = Draft202012Validator(
-        Draft202012Validator.META_SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER
-    )
     for key, schema in spec.properties.items():
         if absent := sorted(_FRAGMENT_KEYS - schema.keys()):
             raise SpecError(f"{spec.declared_in(key)}: config.{key}: keys {absent} are required")
-        _refuse_first(f"{spec.declared_in(key)}: config.{key} is not a JSON Schema", standard, schema)
+        try:
+            Draft202012Validator.check_schema(schema)
+        except SchemaError as error:
+            raise SpecError(
+                f"{spec.declared_in(key)}: config.{key} is not a JSON Schema: {error.json_path}: {error.message}"
+            ) from None
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}
         if unknown := sorted(map(str, overridden - set(spec.properties))):
@@ -356,7 +349,7 @@ def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator({"type": "object", "properties": spec.properties})
-    _refuse_first(f"{spec.yaml}: {which}config of workload {spec.name!r}", validator, config, "top level")
+    _refuse_first(f"{spec.yaml}: {which}config of workload {spec.name!r}", validator, config)
 
 
 def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -401,41 +394,10 @@ def _module_folder(dotted: str) -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-def _refuse_first(where: str, validator: Draft202012Validator, document: Any, root: str = "") -> None:
+def _refuse_first(where: str, validator: Draft202012Validator, document: Any) -> None:
     from jsonschema.exceptions import best_match
 
-    error = best_match(validator.iter_errors(document))
-    if error is not None:
-        error = _innermost(error)
-        path = ".".join(map(str, error.absolute_path)) or root
-        raise SpecError(f"{where}: {path}: {_problem(error)}")
-
-
-def _innermost(error: ValidationError) -> ValidationError:
-    """Return the error of the alternative that fits best, which is the deepest; other types fit worst."""
-    while error.context:
-        error = max(error.context, key=lambda found: (len(found.absolute_path), found.validator != "type"))
-    return error
-
-
-def _problem(error: ValidationError) -> str:
-    rule, value = error.validator, cast(Any, error.validator_value)
-    if rule == "additionalProperties" and value is False:
-        known = sorted(cast(Any, error.schema)["properties"])
-        unknown = sorted(map(str, set(cast(Any, error.instance)) - set(known)))
-        return f"unknown keys {unknown}{did_you_mean(unknown, known)}; there are {known}"
-    hint = did_you_mean([error.instance], map(str, value)) if rule == "enum" else ""
-    return f"got {brief(repr(error.instance))}, {_allowed(rule, value)}{hint}"
-
-
-def _allowed(rule: object, value: object) -> str:
-    """Return what one keyword of a JSON Schema allows, in words."""
-    words = {
-        "exclusiveMinimum": "above",
-        "minimum": "at least",
-        "maximum": "at most",
-        "type": "type",
-        "const": "only",
-        "enum": "one of",
-    }
-    return f"allowed is {words.get(str(rule), rule)} {brief(json.dumps(value), 200)}"
+    if (error := best_match(validator.iter_errors(document))) is not None:
+        known = sorted(error.schema["properties"]) if error.validator == "additionalProperties" else []
+        place = ".".join(map(str, error.absolute_path)) or "top level"
+        raise SpecError(f"{where}: {place}: {brief(error.message, 400)}{f'; there are {known}' if known else ''}")

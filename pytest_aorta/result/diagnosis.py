@@ -49,6 +49,8 @@ _PEER_LATE = re.compile(
 _LOOK_INTO_DMESG = (
     "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
 )
+_NO_GPU = re.compile(r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
+_NO_NCCL = "  next: call init_process_group() without a backend, which takes gloo on CPU ranks and NCCL on GPUs"
 _NUMBER = re.compile(r"\d+")
 
 
@@ -392,11 +394,12 @@ def _place(rank: RankEvidence) -> list[str]:
         killed = [_LOOK_INTO_DMESG.format(rank.rank)] if rank.exit_code == -signal.SIGKILL else []
         return [*killed, *(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
     error_type, message = rank.error.type, rank.error.message
+    hint = [_NO_NCCL] if _NO_GPU.search(message) else []
     lines = traceback_lines(rank.error.traceback, error_type, message, _TRACEBACK_LINES, _file_of(rank, ERROR_FILE))
     # Without frames, the harness raised the error. The message is complete, unless the script returned without a step.
     no_step = rank.returned and not rank.steps and error_type == "RuntimeError"
     has_log = error_type == "SystemExit" or (rank.log_tail and (lines or no_step))
-    return [line[:300] for line in lines] + (_log_lines(rank) if has_log else [])
+    return [*hint, *(line[:300] for line in lines)] + (_log_lines(rank) if has_log else [])
 
 
 def _others(ranks: Iterable[RankEvidence], origin: int | None, first: _RankFailure | None = None) -> list[str]:

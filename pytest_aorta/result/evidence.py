@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from msgspec import Meta, field
+from msgspec import field
 
 from pytest_aorta.common.files import UnreadableFile, open_regular
 from pytest_aorta.common.model import Count, Model, read_model
@@ -57,7 +57,7 @@ class _AgentFailure(Model, frozen=True, forbid_unknown_fields=False):
     """The exit code of a rank that the torchrun agent has seen."""
 
     rank: Count
-    exit_code: Annotated[int, Meta(ge=-255, le=(1 << 32) - 1)]
+    exit_code: int
 
 
 class _AgentReport(Model, frozen=True, forbid_unknown_fields=False):

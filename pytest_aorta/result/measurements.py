@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from statistics import median, quantiles
-from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Meta, field
 
@@ -32,7 +32,7 @@ from pytest_aorta.result.facts import PYTHON_TRACER, LaunchFacts, launch_facts, 
 from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import PlatformFacts
-from pytest_aorta.result.series import Series, joined_hashes
+from pytest_aorta.result.series import AVERAGES, BUFFERS, PARAMETERS, STATE, Series, joined_hashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 
 SCHEMA_VERSION: Final = 5
@@ -42,8 +42,6 @@ MIN_STEPS_P99 = 100
 # The fact about a simulated rank whose parameters are padded: the names of those with fewer rows than ranks.
 PADDED = "padded_parameters"
 T = TypeVar("T")
-TensorKind: TypeAlias = Annotated[str, Meta(pattern="^(weights|gradients|clipped|optimizer)$")]
-BoundaryKind: TypeAlias = Annotated[str, Meta(pattern="^(forward|backward)$")]
 
 
 class FailureDetail(Model, frozen=True):
@@ -145,7 +143,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     step_times_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
     elapsed_sec: NotNegative
     main_work_started: bool = True
-    failures: Annotated[list[FailureDetail], Meta(max_length=MAX_FAILURE_DETAILS)] = field(default_factory=list)
+    failures: list[FailureDetail] = field(default_factory=list)
     metrics: dict[Name, Finite] = field(default_factory=dict)
     weight_hashes: dict[Step, WeightHash] = field(default_factory=dict)
     loss: list[Finite] = field(default_factory=list)
@@ -153,8 +151,8 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, Fact] = field(default_factory=dict)
     collective_ms: list[Milliseconds] = field(default_factory=list)
     memory_bytes: list[Count] = field(default_factory=list)
-    tensor_hashes: dict[TensorKind, TensorHashes] = field(default_factory=dict)
-    boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
+    tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
+    boundary_hashes: dict[str, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None
     series: list[Series] = field(default_factory=list)
@@ -185,8 +183,8 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
             if problem := hashes.problem():
                 return f"hashes of {kind}: {problem}"
         for series in self.series:
-            for kind, hashed in {"weights": series.weights, "buffers": series.buffers}.items():
-                if problem := hashed.contradiction():
+            for kind in (PARAMETERS, BUFFERS, STATE, AVERAGES):
+                if problem := getattr(series, kind).contradiction():
                     return f"{kind} of {series.name}: {problem}"
         return None
 

@@ -4,26 +4,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated
-
-from msgspec import Meta
 
 from pytest_aorta.common.model import Model, Name, NotNegative, Positive, Text
 from pytest_aorta.plan.accelerators import Reading
 
-# Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
+# Reasons that protect the device or the host, by NVML's names.
 PROTECTIVE = (
     "hw_slowdown",
     "hw_thermal_slowdown",
     "hw_power_brake_slowdown",
     "sw_thermal_slowdown",
-    "prochot",
-    "socket_thermal",
-    "vr_thermal",
-    "hbm_thermal",
 )
-# Power caps. A healthy GPU reports them too in every launch that computes dense matrix products at full power.
-POWER_CAPS = ("sw_power_cap", "package_power")
+# A healthy GPU reports it too in every launch that computes dense matrix products at full power.
+POWER_CAP = "sw_power_cap"
 # Fraction of the highest SM clock. The default power limit never holds a healthy GPU below this fraction.
 LOW_CLOCK_FRACTION = 0.6
 # Fraction of the samples that must report a reason before the launch counts as throttled.
@@ -55,7 +48,7 @@ class DeviceFacts(Model, frozen=True):
     num_samples: Positive
     in_steps: bool
     sm_clock_mhz: NotNegative | None
-    throttle_reasons: dict[Name, Annotated[float, Meta(ge=0, le=1)]]
+    throttle_reasons: dict[Name, NotNegative]
     max_sm_clock_mhz: NotNegative | None
 
 
@@ -68,7 +61,7 @@ class PlatformFacts(Model, frozen=True):
         devices: clock and throttling of each device, one entry per rank of this host.
     """
 
-    source: Annotated[str, Meta(pattern="^(NVML|amdsmi)$")]
+    source: str
     problem: str | None = None
     devices: tuple[DeviceFacts, ...] = ()
 
@@ -100,7 +93,7 @@ def throttled(facts: PlatformFacts | None) -> list[str]:
         reasons = [
             f"{name} in {fraction:.0%} of samples"
             for name, fraction in sorted(device.throttle_reasons.items())
-            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name in POWER_CAPS and _is_held_down(device)))
+            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name == POWER_CAP and _is_held_down(device)))
         ]
         if reasons:
             found.append(f"GPU {device.device} throttled ({', '.join(reasons)}{_clock(device)})")

@@ -69,16 +69,16 @@ def unused_baselines(
 
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
-    """Return the values of a written baseline before and after, metric by metric."""
+    """Return the values of a written baseline, and those that it had before where they differ, metric by metric."""
     launches = counted(len(new.center_launches), "launch")
-    count = f"baseline {new.revision}: {launches}, {len(new.launches)} kept in all"
+    count = f"baseline {new.revision}: {launches}, {len(new.launches)} in the file"
     lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case} ({count})"]
     for metric in METRICS.values():
         after, before = middle(metric, new.center_launches), middle(metric, old.center_launches) if old else None
-        if after is None and before is None:
+        if after == before:
             continue
-        shown = (format_value(value, metric.unit, exact=not metric.has_noise) for value in (before, after))
-        text = f"  {metric.name}: {' -> '.join(shown)}"
+        shown = [format_value(value, metric.unit, exact=not metric.has_noise) for value in (before, after)]
+        text = f"  {metric.name}: {' -> '.join(shown[before is None :])}"
         if isinstance(before, float) and isinstance(after, float) and before:
             text += f" ({(after - before) / abs(before):+.1%})"
         lines.append(text)

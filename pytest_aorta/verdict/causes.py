@@ -2,9 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from statistics import median, mode
 
 from pytest_aorta.common.text import counted
@@ -117,14 +117,12 @@ def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFa
     Hosts that are late by themselves drift apart, and one of them is the last. The devices of all ranks are then idle
     in the profiled steps, which all hosts begin together.
     """
-    now, before = (
-        [idle for launch in side if (idle := launch.metrics.get("device_idle_ms")) is not None]
-        for side in (launches, reference)
-    )
+    now, before = (_known(launch.metrics.get("device_idle_ms") for launch in side) for side in (launches, reference))
     if not now or not before or not _clearly_above(now, before):
         return None
     increase_ms = median(now) - median(before)
-    compute_ms = _median_ms(launches, Part.STRAGGLER) - _median_ms(reference, Part.STRAGGLER)
+    here, there = (_medians(side, lambda launch: launch.breakdown_ms) for side in (launches, reference))
+    compute_ms = here.get(Part.STRAGGLER, 0.0) - there.get(Part.STRAGGLER, 0.0)
     is_explained = increase_ms >= _IDLE_OF_LAG * lag_ms and compute_ms < _COMPUTE_OF_LAG * lag_ms
     return increase_ms if is_explained else None
 
@@ -139,16 +137,13 @@ def notes_on(
     failed = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
-    late = Note(slow.note(side), NoteKind.CAUSE if slow.idle_ms is not None else NoteKind.EDIT) if slow else None
-    found = [*_split_note(rows, launches, others), *notes(launches, others, side)]
-    uncompared = [Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side)]
+    has_suspect = slow is not None and slow.idle_ms is None
+    found = [Note(slow.note(side), NoteKind.EDIT if has_suspect else NoteKind.CAUSE)] if slow else []
+    found += map(Note, (*_split_note(rows, launches, others), *notes(launches, others, side)))
+    found += [Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side)]
     described = dict.fromkeys((one.optimizers, one.apart) for one in (launch.description for launch in launches))
-    uncompared += [Note(text, NoteKind.WARNING if apart else NoteKind.NOTE) for text, apart in described if text]
-    return (
-        *((late,) if late else ()),
-        *map(Note, found),
-        *uncompared,
-    ), slow.rank if slow and slow.idle_ms is None else None
+    found += [Note(text, NoteKind.WARNING if apart else NoteKind.NOTE) for text, apart in described if text]
+    return tuple(found), slow.rank if slow and has_suspect else None
 
 
 def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
@@ -169,30 +164,33 @@ def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], 
         yield f"buffers are not compared: the {side} has no hashes of them{again}"
 
 
-def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
-    """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
-    found, device = [], launches[0].device
-    steps = median(launch.description.step_time_growth for launch in launches)
-    if abs(steps) > STEP_GROWTH[device]:
-        found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")
+def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> Iterator[str]:
+    """Yield a line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
     described = [launch.description for launch in launches]
-    found += launch_notes([launch.late_steps for launch in described])
-    found += [*_choice_notes(launches, reference, side), *_throttle_notes(launches, reference, side)]
+    steps = median(one.step_time_growth for one in described)
+    if abs(steps) > STEP_GROWTH[launches[0].device]:
+        yield f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}"
+    yield from launch_notes([one.late_steps for one in described])
+    # A setting that setup() chose differently changes times and memory.
+    for launch, other in product(launches, reference):
+        if key := changed_choice(launch, other):
+            yield f"{key} is {launch.environment.get(key)!r}, the {side}'s {other.environment.get(key)!r}"
+            break
+    yield from launch_notes([one.throttled for one in described])
+    if hot := [*filter(None, (other.description.throttled for other in reference))]:
+        yield f"{len(hot)} of the {side}'s {counted(len(reference), 'launch')}: {hot[-1]}"
+    now_mhz, before_mhz = (_known(launch.sm_clock_mhz for launch in part) for part in (launches, reference))
+    if now_mhz and before_mhz and (ratio := median(now_mhz) / median(before_mhz)) < 1 - CLOCK_CHANGE:
+        yield (
+            f"the SM clock was {1 - ratio:.0%} lower than in the {side}: "
+            f"{median(now_mhz):,.0f} against {median(before_mhz):,.0f} MHz"
+        )
     memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
     if memory > MEMORY_GROWTH and not (reference and reference[-1].memory_growth):
-        found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
+        yield f"memory grows within a launch by at least {memory:.1%}; look for a leak"
     usual = [parted for other in reference for parted in other.description.replicas]
-    new = [next((str(parted) for parted in launch.replicas if parted not in usual), "") for launch in described]
-    return [*found, *dict.fromkeys(filter(None, new))]
-
-
-def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
-    """Return a line on a setting that setup() chose differently in the reference; it changes times and memory."""
-    pairs = ((launch, other) for launch in launches for other in reference)
-    for launch, other in pairs:
-        if key := changed_choice(launch, other):
-            return [f"{key} is {launch.environment.get(key)!r}, the {side}'s {other.environment.get(key)!r}"]
-    return []
+    new = (next((str(parted) for parted in one.replicas if parted not in usual), "") for one in described)
+    yield from dict.fromkeys(filter(None, new))
 
 
 def launch_notes(texts: Sequence[str]) -> list[str]:
@@ -200,23 +198,14 @@ def launch_notes(texts: Sequence[str]) -> list[str]:
     return [f"launch {number}: {text}" for number, text in enumerate(texts, 1) if text]
 
 
-def _throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
-    """Return lines on throttled devices, and on SM clocks below those of the reference launches."""
-    found = launch_notes([launch.description.throttled for launch in launches])
-    hot = [hot for launch in reference if (hot := launch.description.throttled)]
-    if hot:
-        found.append(f"{len(hot)} of the {side}'s {counted(len(reference), 'launch')}: {hot[-1]}")
-    here, there = _clocks_mhz(launches), _clocks_mhz(reference)
-    if here and there and median(here) < (1 - CLOCK_CHANGE) * median(there):
-        found.append(
-            f"the SM clock was {1 - median(here) / median(there):.0%} lower than in the {side}: "
-            f"{median(here):,.0f} against {median(there):,.0f} MHz"
-        )
-    return found
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
-def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
-    return [launch.sm_clock_mhz for launch in launches if launch.sm_clock_mhz is not None]
+def _medians(launches: Sequence[LaunchFacts], of: Callable[[LaunchFacts], Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each of several times over the launches that have any; a time that is absent is 0."""
+    known = [times for launch in launches if (times := of(launch))]
+    return {name: median(times.get(name, 0.0) for times in known) for name in sorted({*chain(*known)})}
 
 
 def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
@@ -266,13 +255,9 @@ def _exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) ->
     For each collective, the median over launches counts. The worst rank is the one that is worst in most launches. The
     text is empty if no launch has exposed times.
     """
-    here, there = ([launch.exposed_ms for launch in side if launch.exposed_ms] for side in (launches, others))
-    if not here:
+    now, before = (_medians(side, lambda launch: launch.exposed_ms) for side in (launches, others))
+    if not now:
         return ""
-    now, before = (
-        {kind: median(exposed.get(kind, 0.0) for exposed in side) for kind in sorted({*chain(*side)})}
-        for side in (here, there)
-    )
     kind = max(now, key=lambda name: now[name] - before.get(name, 0.0))
     was = f", was {before.get(kind, 0.0):.3g}" if before else ""
     ranks = [rank for launch in launches if (rank := launch.description.most_exposed_rank) is not None]
@@ -378,48 +363,40 @@ def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts],
 
 
 def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
-    increase = _increase(here, there, lambda facts: facts.transfer_ms, least_ms)
+    now, before = ([facts.transfer_ms for facts in side] for side in (here, there))
+    increase = _increase(now, before, least_ms)
     if increase is None:
         return ""
     now_ms, before_ms = increase
     text = f"transfer {now_ms:.3g} ms/step, was {before_ms:.3g}"
-    now_calls, before_calls = (_median(side, lambda facts: facts.calls) for side in (here, there))
+    now_calls, before_calls = (median(facts.calls for facts in side) for side in (here, there))
     text += f", {_calls(now_calls)}, was {before_calls:.4g}"
     speeds = [[facts.bus_gb_per_s for facts in side if facts.bus_gb_per_s] for side in (here, there)]
     if not all(speeds):
         return text
-    now_mb, before_mb = (_median(side, lambda facts: facts.bus_bytes) / 1e6 for side in (here, there))
+    now_mb, before_mb = (median(facts.bus_bytes for facts in side) / 1e6 for side in (here, there))
     now_speed, before_speed = map(median, speeds)
     return f"{text}, {now_mb:.4g} MB on the bus, was {before_mb:.4g}, at {now_speed:.3g} GB/s, was {before_speed:.3g}"
 
 
 def _late_ranks(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
     """Return text on the rank that arrives late, or on all ranks if they wait for each other in turns."""
-    increase = _increase(here, there, lambda facts: facts.peers_wait_ms, least_ms)
+    now, before = ([facts.peers_wait_ms for facts in side] for side in (here, there))
+    increase = _increase(now, before, least_ms)
     if increase is None:
         return ""
     now_ms, before_ms = increase
-    own_now_ms, own_before_ms = (_median(side, lambda facts: facts.straggler_wait_ms) for side in (here, there))
+    own_now_ms, own_before_ms = (median(facts.straggler_wait_ms for facts in side) for side in (here, there))
     if own_now_ms - own_before_ms > _MOST_OWN_WAIT * (now_ms - before_ms):
         return f"ranks arrive late in turns, each waits {own_now_ms:.3g} ms/step or more, was {own_before_ms:.3g}"
     rank = mode(facts.straggler for facts in here)
     return f"rank {rank} arrives late, its peers wait {now_ms:.3g} ms/step, was {before_ms:.3g}"
 
 
-def _increase(
-    here: Sequence[CollectiveFacts],
-    there: Sequence[CollectiveFacts],
-    value: Callable[[CollectiveFacts], float],
-    least_ms: float,
-) -> tuple[float, float] | None:
+def _increase(here: Sequence[float], there: Sequence[float], least_ms: float) -> tuple[float, float] | None:
     """Return the medians of a time after and before a clear increase by ``least_ms`` or more, or None."""
-    now_ms, before_ms = _median(here, value), _median(there, value)
-    is_clear = _clearly_above([*map(value, here)], [*map(value, there)])
-    return (now_ms, before_ms) if is_clear and now_ms - before_ms >= least_ms else None
-
-
-def _median(side: Sequence[CollectiveFacts], value: Callable[[CollectiveFacts], float]) -> float:
-    return median(map(value, side))
+    now_ms, before_ms = median(here), median(there)
+    return (now_ms, before_ms) if _clearly_above(here, there) and now_ms - before_ms >= least_ms else None
 
 
 # The first of these metrics that regressed is split. Profiled steps say nothing about the slow steps of the tail.
@@ -432,83 +409,36 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Split:
-    """A change of step time and its parts, in milliseconds.
+def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return the parts of a change in one line, in which they add up as printed; empty if a side has no breakdown.
 
-    Attributes:
-        total_ms: The change.
-        parts_ms: The change of each part. Copies, and all time that profiled steps do not show, belong to the rest.
-        rank: The critical rank of most launches under test; None with one rank.
+    Each part changes by the difference of its medians over launches. Copies, and all time that profiled steps do not
+    show, belong to the rest. If that is most of the change, its rank is not known either, so it is left out.
     """
-
-    total_ms: float
-    parts_ms: dict[Part, float]
-    rank: int | None
-
-    @property
-    def rest_ms(self) -> float:
-        """Return the change that is in no named part."""
-        return self.total_ms - sum(self.parts_ms[part] for part in _NAMES)
-
-    def __str__(self) -> str:
-        """Return one line in which the parts add up to the change as printed.
-
-        If profiled steps do not show most of the change, they do not show its rank either, so the rank is left out.
-        """
-        digits = _digits(self.total_ms)
-        shown = {name: round(self.parts_ms[part], digits) for part, name in _NAMES.items()}
-        total = round(self.total_ms, digits)
-        rest = round(total - sum(shown.values()), digits)
-        copies = round(self.parts_ms[Part.COPY], digits)
-        parts = [f"{name} {value:+.{digits}f}" for name, value in shown.items() if value]
-        parts.append(f"rest {rest:+.{digits}f}" + (f" (copies {copies:+.{digits}f})" if copies else ""))
-        is_shown = abs(self.rest_ms - self.parts_ms[Part.COPY]) <= abs(self.total_ms) / 2
-        where = "" if self.rank is None or not is_shown else f" on rank {self.rank}, the critical rank"
-        return f"split of {total:+.{digits}f} ms{where}: {', '.join(parts)}"
-
-
-def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Split | None:
-    """Return the split of a change from ``others`` to ``launches``, or None if either side has no breakdown.
-
-    Each part changes by the difference of its medians over launches; the rest is what remains of ``total_ms``.
-    """
-    here, there = _with_breakdown(launches), _with_breakdown(others)
+    here, there = (_medians(side, lambda launch: launch.breakdown_ms) for side in (launches, others))
     if not here or not there:
-        return None
-    parts = {part: _median_ms(here, part) - _median_ms(there, part) for part in Part}
-    ranks = [rank for launch in here if (rank := launch.description.critical_rank) is not None]
-    return Split(total_ms, parts, mode(ranks) if ranks else None)
+        return ""
+    parts_ms = {part: here.get(part, 0.0) - there.get(part, 0.0) for part in Part}
+    # Three digits, and at most three decimals.
+    digits = next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(total_ms) >= least), 3)
+    shown = {name: round(parts_ms[part], digits) for part, name in _NAMES.items()}
+    total, copies = round(total_ms, digits), round(parts_ms[Part.COPY], digits)
+    parts = [f"{name} {value:+.{digits}f}" for name, value in shown.items() if value]
+    rest = round(total - sum(shown.values()), digits)
+    parts.append(f"rest {rest:+.{digits}f}" + (f" (copies {copies:+.{digits}f})" if copies else ""))
+    is_shown = abs(total_ms - sum(parts_ms.values())) <= abs(total_ms) / 2
+    ranks = [rank for launch in launches if (rank := launch.description.critical_rank) is not None]
+    where = f" on rank {mode(ranks)}, the critical rank" if ranks and is_shown else ""
+    return f"split of {total:+.{digits}f} ms{where}: {', '.join(parts)}"
 
 
-def _split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
-    """Return a line with the split of a regression of step time, or with the reason why it can't be split.
-
-    The list is empty without such a regression, or if no launch was profiled.
-    """
+def _split_note(
+    rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
+) -> Iterator[str]:
+    """Yield a line with the split of the first regression of step time, if there is one that can be split."""
     regressed = {row.metric: row for row in rows if row.outcome is Outcome.REGRESSION and row.delta is not None}
     row = next((regressed[name] for name in SPLIT if name in regressed), None)
-    if row is None or not _with_breakdown([*launches, *others]):
-        return []
-    value, baseline = row.value, row.baseline
-    assert isinstance(value, float)
-    assert isinstance(baseline, float)
-    if found := split(value - baseline, launches, others):
-        return [f"{row.metric}: {found}"]
-    if not _with_breakdown(launches):
-        return [f"{row.metric}: the change can't be split, since the launches under test profiled no step"]
-    again = "" if row.reference.is_ab else "; record it again with --update-baselines --aorta-record=replace"
-    return [f"{row.metric}: the change can't be split, since the {row.reference} has no breakdown of a step{again}"]
-
-
-def _with_breakdown(launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
-    return [launch for launch in launches if launch.breakdown_ms]
-
-
-def _median_ms(launches: Sequence[LaunchFacts], part: Part) -> float:
-    return median(launch.breakdown_ms.get(part, 0.0) for launch in launches)
-
-
-def _digits(total_ms: float) -> int:
-    """Return the number of decimals that show three digits of a change, at most three decimals."""
-    return next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(total_ms) >= least), 3)
+    if row is None or not isinstance(row.value, float) or not isinstance(row.baseline, float):
+        return
+    if text := split(row.value - row.baseline, launches, others):
+        yield f"{row.metric}: {text}"

@@ -7,15 +7,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import RANDOM, SeriesFacts, Setting, came_or_went, other_ranks, some_of
-from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
-from pytest_aorta.verdict.by_rank import place_of, varying
+from pytest_aorta.result.series import (
+    BATCH,
+    RANDOM,
+    SeriesFacts,
+    Setting,
+    came_or_went,
+    hashes_by_name,
+    other_ranks,
+    some_of,
+)
+from pytest_aorta.result.trace.profiled_steps import Cost
+from pytest_aorta.verdict.by_rank import cost_changes, place_of, varying
 
 # Name of a setting -> what it is called. Others are hyperparameters of the optimizer, which have the names of torch.
 _NAMES = {
     "lr": "the learning rate",
     "weight_decay": "weight decay",
-    "batch": "the batch",
+    BATCH: "the batch",
     "backward passes": "the number of backward passes a step",
     "mode": "the mode of the model",
     "clipped to": "the norm that gradients are clipped to",
@@ -29,6 +38,7 @@ _SENTENCES = {
 # Cost -> what a part of it that changed means.
 _COSTS = {
     Cost.COLLECTIVES: "{name}: {before} -> {after} calls a step",
+    Cost.FLOPS: "{name} computes {before:,} -> {after:,} FLOPs a step",
     Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float)",
 }
 # What shows in the first step and what shows only in the second one are of one edit.
@@ -64,8 +74,9 @@ def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> lis
         [found for pair in pairs for found in _samples(*pair)],
         [*_costs(launches, others)],
         [
-            *(found for pair in seeded for found in _random(*pair)),
-            *(found for pair in pairs for found in (*_loss(*pair), *_length(*pair))),
+            *(drawn := [found for pair in seeded for found in _random(*pair)]),
+            *(found for pair in pairs for found in _initial(*pair) if not drawn),
+            *(found for pair in pairs for found in (*_numbers(*pair), *_length(*pair))),
         ],
     )
     found = next(filter(None, kinds), [])
@@ -92,15 +103,23 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on each setting; one for all parameters for which it changed alike."""
     pairs = [*zip(here.settings, there.settings, strict=False)]
     groups: dict[_Change, list[str]] = {}
-    for change in sorted({change for pair in pairs for change in _changes(*pair)}):
+    # A schedule may change other hyperparameters with the learning rate.
+    for change in sorted(
+        {change for pair in pairs for change in _changes(*pair)}, key=lambda one: (one[0], one[1] != "lr", one)
+    ):
         # A side that ends early has no settings of further steps.
         if change.name != RANDOM and change.step <= min(here.num_steps, there.num_steps):
             groups.setdefault(change._replace(group=""), []).append(change.group)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
     for change, of in groups.items():
-        what = _NAMES.get(change.name, change.name) + _of(of, every)
+        what = name_of(change.name) + _of(of, every)
         text = f"{what} changed: {change.before} -> {change.after}"
         yield change.step, f"{_SENTENCES.get((change.name, change.after), text)} from step {change.step}"
+
+
+def name_of(setting: str) -> str:
+    """Return what a setting is called."""
+    return _NAMES.get(setting, setting)
 
 
 def _of(groups: Sequence[str], every: Iterable[str]) -> str:
@@ -134,52 +153,52 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
 
 def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _Found:
     """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
-    flops = _parts(launches, others, Cost.FLOPS)
-    ratios = {f"{after / before:.5g}" for *_, before, after in flops if before}
-    if len(ratios) == 1 and len(flops) == len(launches[-1].costs[0].costs.flops):
-        yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
-    elif flops:
-        rank, name, before, after = max(flops, key=lambda row: abs(row[3] - row[2]))
-        place = place_of(launches, others, rank, Cost.FLOPS, name, after - before)
-        text = f"{name} computes {before:,} -> {after:,} FLOPs a step"
-        yield 1, text + f" in {place}" * bool(place) + "; look at forward passes that came or went, and at checkpoints"
     for cost, text in _COSTS.items():
-        for rank, name, before, after in _parts(launches, others, cost):
-            place = place_of(launches, others, rank, cost, name, after - before)
-            parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
+        changes = cost_changes(launches[-1], others, cost, varying(others, cost))
+        if (change := next((change for change in changes if change.parts), None)) is None:
+            continue
+        parts, before, after = change.parts, change.before, change.after
+        ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
+        if cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops):
+            yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
+            continue
+        # Of operators, the one that changed most is named: the others follow.
+        for name in [*parts][:1] if cost is Cost.FLOPS else sorted(parts):
+            was, now = before.get(name, 0), after.get(name, 0)
+            place = place_of(launches, others, change, cost, name)
+            parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and now < was else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
-            yield 1, text.format(name=name, before=before, after=after) + f" in {place}" * bool(place) + follows
+            yield 1, text.format(name=name, before=was, after=now) + f" in {place}" * bool(place) + follows
 
 
-def _parts(
-    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], cost: Cost
-) -> list[tuple[int, str, int, int]]:
-    """Return the first rank that differs with the parts of a cost that differ, and both numbers."""
-    ours, theirs = (by_rank(side[-1].costs, cost) or {} for side in (launches, others))
-    for rank in sorted(ours.keys() & theirs.keys()):
-        names = sorted((ours[rank].keys() | theirs[rank].keys()) - varying(others, cost))
-        rows = [(rank, name, theirs[rank].get(name, 0), ours[rank].get(name, 0)) for name in names]
-        if different := [row for row in rows if row[2] != row[3]]:
-            return different
-    return []
+def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on weights before the first step."""
+    if who := other_ranks(here.weights, there.weights, "0"):
+        one, two = hashes_by_name(here, there, "0")
+        names = [name for name in one if one[name] != two.get(name)]
+        of = f" of {some_of(names)}" if 0 < len(names) < len(one) else ""
+        yield 0, f"the initial weights{of} differ on {who}; look at the initialization, and at what is loaded"
 
 
-def _loss(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on the loss of the first step, where weights are equal before it."""
+def _numbers(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on the loss of the first step, or else on its norm, where weights are equal before it."""
     first = [side.weights.get("0") for side in (here, there)]
-    pairs = [(one.get("1"), other.get("1")) for one, other in zip(here.loss, there.loss, strict=False)]
-    ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if one != other]
-    if first[0] is None or first[0] != first[1] or not ranks:
+    if first[0] is None or first[0] != first[1]:
         return
     has_samples = bool(here.batches.get("1"))
-    equal = f"the loss of step 1 {{}} with equal weights{' and samples' if has_samples else ''}; look at "
-    ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
-    if len(ratios) == 1 and (ratio := ratios.pop()) != "1":
-        yield 1, equal.format(f"is {ratio} times as large") + "how it is scaled or averaged"
-    else:
-        places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
-        who = "" if len(ranks) == len(pairs) else f" on rank {', '.join(ranks)}"
-        yield 1, equal.format(f"differs{who}") + places
+    equal = f"with equal weights{' and samples' if has_samples else ''}; look at "
+    for what, sides in (("loss", (here.loss, there.loss)), ("gradient norm", (here.grad_norm, there.grad_norm))):
+        pairs = [(one.get("1"), other.get("1")) for one, other in zip(*sides, strict=False)]
+        ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if one != other]
+        ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
+        if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1":
+            yield 1, f"the {what} of step 1 is {ratio} times as large {equal}how it is scaled or averaged"
+        elif ranks and what == "loss":
+            who = "" if len(ranks) == len(pairs) else f" on rank {', '.join(ranks)}"
+            places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
+            yield 1, f"the loss of step 1 differs{who} {equal}{places}"
+        if ranks:
+            return
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

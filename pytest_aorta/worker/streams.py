@@ -133,6 +133,8 @@ def marked_streams(device: torch.device) -> Iterator[None]:
         replace(module.Stream, "wait_stream", waits)
         replace(module.Stream, "wait_event", waits_event)
         replace(module.Stream, "record_event", of_stream)
+        # FSDP2 asks for it only where it has an event, which it now has on CPU ranks too.
+        replace(torch.accelerator, "current_stream", lambda *_: stream_of())
     replace(module.Event, "record", recorded)
     replace(module.Event, "wait", awaited)
     for owner, name in (

@@ -204,8 +204,8 @@ def test_class_of_aorta_is_launched_measured_and_compared(run, tmp_path):
     # The costs of run() are those of six steps and two of warm-up; with an optimizer, costs are those of a step.
     for case, collectives in (("test_fsdp::aorta:fsdp", 8), ("test_trained::trained", 1)):
         recorded = output.partition(f"::{case} (")[2].partition("recorded ")[0]
-        assert f"collectives: - -> {collectives}\n" in recorded, output
-        assert "overlap_ratio: - -> " in recorded, output
+        assert f"collectives: {collectives}\n" in recorded, output
+        assert "overlap_ratio: " in recorded, output
     source = tmp_path / "installed/aorta/workloads/fsdp.py"
     source.write_text(source.read_text().replace('self.config.get("gathers", 1)', "2"))
     code, output = run("pytest", "-k", "test_fsdp", "-p", "no:cacheprovider")

@@ -63,8 +63,3 @@ def test_no_step_reads_memory_that_was_not_written(workload, name):
 def test_a_read_of_memory_that_was_not_written_is_found(workload):
     with pytest.raises(LaunchError, match="nan"):
         workload.run("llama_fsdp2", fault={"kind": "read_uninitialized", "step": 2}, **FILLED)
-
-
-def test_filling_without_determinism_is_refused(workload):
-    with pytest.raises(LaunchError, match="fill_uninitialized_memory is true and deterministic is false"):
-        workload.run("llama_fsdp2", **FILLED | {"deterministic": False})

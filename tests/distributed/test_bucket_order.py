@@ -52,11 +52,3 @@ def test_buckets_in_the_order_of_the_graph_have_other_bits_than_fsdp2(workload):
     assert "step 1, weights: 6 of 12 parameters differ, first layers.0.attention_norm.weight [96]" in str(
         regression.value
     )
-
-
-@pytest.mark.extended
-def test_order_of_buckets_changes_no_bit_where_the_sum_has_one_order_for_all_offsets(workload):
-    """Show that only the order causes the difference above: gloo's own sum has one order for all offsets."""
-    plain = workload.run("llama_fsdp2", **TRAINING)
-    assert plain.weight_hashes["1"] != train(workload, "llama_fsdp2").weight_hashes["1"]
-    workload.compare({"workload": "llama_simple_fsdp", "bucket_order": "graph"} | TRAINING, plain, steps=STEPS)

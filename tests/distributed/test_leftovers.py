@@ -1,28 +1,26 @@
-"""Processes of ranks whose guard is killed or stopped: all of them end, and the devices are leased until then."""
+"""Processes of ranks whose guard is killed: all of them end, and the devices are leased until then."""
 
 import os
 import signal
 import subprocess
 import sys
 import threading
-from itertools import product
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from pytest_aorta.launch import guarded
-from pytest_aorta.launch import leases as leasing
+from pytest_aorta.launch.launchers import Launchers
 from pytest_aorta.launch.leases import holders, lease
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.result.folder import rank_pids
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from tests.distributed.processes import START_S, await_true, is_alive, parent_of
 from tests.unit.builders import make_script_plan
 
-# Only one mark identifies each kind: its own environment, its log, or the environment in the rank's memory.
-# Only its ancestors identify the last one.
-KINDS = ("program", "program without environment", "fork", "program without a mark")
+# By what a search of the host's processes would find them; only its ancestors identify the last one.
+KINDS = ("program", "program without environment", "fork", "program without environment and log")
 # Starts the processes in sessions of their own, and leaves their ids.
 SCRIPT = """
 import os, subprocess, time
@@ -60,14 +58,6 @@ with lease(("cpu-0",), 1, exclusive=False, wait_s=5, folder=folder / "leases", o
 ROOT = Path(__file__).parents[2]
 
 
-def endings(*in_ci):
-    """Return each launcher with each signal; those that are not `in_ci` are tested every night."""
-    return [
-        pytest.param(*row, id=f"{row[0]}-{row[1].name}", marks=[] if row in in_ci else [pytest.mark.extended])
-        for row in product((LauncherKind.TORCHRUN, LauncherKind.FORKSERVER), (signal.SIGKILL, signal.SIGSTOP))
-    ]
-
-
 def make_plan(folder: Path, launcher: str) -> LaunchPlan:
     return make_script_plan(folder, SCRIPT, timeout_s=START_S, cwd=ROOT, launcher=LauncherKind(launcher))
 
@@ -91,43 +81,48 @@ def alive(children: dict[str, list[int]]) -> list[str]:
     return [kind for kind, pids in children.items() if any(map(is_alive, pids))]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "number"), endings((LauncherKind.TORCHRUN, signal.SIGKILL), (LauncherKind.FORKSERVER, signal.SIGSTOP))
-)
-def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch, servers, launcher, number):
-    monkeypatch.setattr(guarded, "STOPPED_S", 0.5)
+@pytest.mark.parametrize("launcher", [LauncherKind.TORCHRUN, LauncherKind.FORKSERVER])
+def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, servers, launcher):
     plan, outcomes = make_plan(tmp_path, launcher), list[LaunchOutcome]()
     with lease(("cpu-0",), 1, exclusive=False, wait_s=5, folder=tmp_path / "leases", owner="test") as held:
         plan = replace(plan, lease_fds=held.fds)
         thread = threading.Thread(target=lambda: outcomes.append(servers.launch(plan)))
         thread.start()
         children = started(plan.run_dir)
-        assert holders(tmp_path / "leases")[0].run_dirs == (str(plan.run_dir),)
-        os.kill(guard_of(plan.run_dir), number)
+        os.kill(guard_of(plan.run_dir), signal.SIGKILL)
         thread.join(START_S)
         assert alive(children) == []
-        assert holders(tmp_path / "leases")[0].run_dirs == ()
     assert holders(tmp_path / "leases") == []
     [outcome] = outcomes
     assert (outcome.reason, outcome.launcher, outcome.survivors) == (EndReason.GUARD_LOST, launcher, ())
 
 
-@pytest.mark.parametrize(
-    ("launcher", "number"), endings((LauncherKind.TORCHRUN, signal.SIGSTOP), (LauncherKind.FORKSERVER, signal.SIGKILL))
-)
-def test_devices_of_a_dead_pytest_are_leased_when_their_processes_are_gone(tmp_path, monkeypatch, launcher, number):
-    monkeypatch.setattr(leasing, "STOP_S", 2.0)
-    command = [sys.executable, "-c", HOLDER, str(tmp_path), launcher]
-    holder = subprocess.Popen(command, cwd=ROOT)
+def test_ranks_end_with_the_guard_and_its_keeper(tmp_path):
+    plan, outcomes = make_plan(tmp_path, LauncherKind.TORCHRUN), list[LaunchOutcome]()
+    thread = threading.Thread(target=lambda: outcomes.append(Launchers().launch(plan)))
+    thread.start()
+    children = started(plan.run_dir)
+    ranks = rank_pids(plan.run_dir).values()
+    guard = guard_of(plan.run_dir)
+    for pid in (guard, parent_of(parent_of(min(ranks)))):
+        os.kill(pid, signal.SIGKILL)
+    thread.join(START_S)
+    assert not any(map(is_alive, ranks))
+    assert [(outcome.reason, outcome.survivors) for outcome in outcomes] == [(EndReason.GUARD_LOST, ())]
+    for pid in (pid for pids in children.values() for pid in pids):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("launcher", [LauncherKind.TORCHRUN, LauncherKind.FORKSERVER])
+def test_devices_of_a_dead_pytest_are_leased_when_their_processes_are_gone(tmp_path, launcher):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), launcher], cwd=ROOT)
     children = started(tmp_path / "run")
-    os.kill(guard_of(tmp_path / "run"), signal.SIGSTOP)
+    guard = guard_of(tmp_path / "run")
+    os.kill(guard, signal.SIGSTOP)
     holder.kill()
     holder.wait()
-    if number == signal.SIGKILL:
-        os.kill(guard_of(tmp_path / "run"), number)
-    else:
-        assert alive(children) == list(KINDS)
-        assert [holder.owner.partition(" (pid")[0] for holder in holders(tmp_path / "leases")] == ["dead"]
+    assert [holder.owner.partition(" (pid")[0] for holder in holders(tmp_path / "leases")] == ["dead"]
+    os.kill(guard, signal.SIGKILL)
     with lease(("cpu-0",), 1, exclusive=False, wait_s=60, folder=tmp_path / "leases", owner="next"):
         assert alive(children) == []
         assert [holder.owner.partition(" (pid")[0] for holder in holders(tmp_path / "leases")] == ["next"]

@@ -62,6 +62,13 @@ model = Gathered()
 PROGRAMS = {
     "FSDP2": (UNITS, "", 2, 18),
     "FSDP2, no prefetch": (UNITS + "for layer in layers: layer.set_modules_to_backward_prefetch([layer])", "", 12, 18),
+    # The gathers that nothing used are waited for at the end of the backward pass.
+    "FSDP2, prefetch in the wrong order": (
+        UNITS + "for at, layer in enumerate(layers): layer.set_modules_to_backward_prefetch(layers[at + 1 : at + 2])",
+        "",
+        10,
+        23,
+    ),
     "FSDP2, gathers wait": (
         UNITS + HOOK.replace("WHAT", f"{STATE}.all_gather_stream.wait_stream(torch.cpu.current_stream())"),
         "",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch import warm
 from pytest_aorta.launch.launchers import RankLauncher
-from pytest_aorta.launch.sweep import is_stopped, unmarked
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -118,12 +116,6 @@ if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
 """
 
 # Starts a server, prints its process id and ends.
-KILLED_PYTEST = """
-import os, subprocess, sys
-server = [sys.executable, "-u", "-m", "pytest_aorta.launch.process." + "forkserver", "0", str(os.getpid())]
-print(subprocess.Popen(server, stdout=subprocess.DEVNULL, start_new_session=True).pid)
-"""
-
 FROZEN_SERVER = """
 import os, signal, sys
 if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
@@ -365,21 +357,6 @@ def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limi
     with pytest.warns(ColdLaunchWarning, match="no answer within 2 s"):
         assert servers.launch(plan) == LauncherKind.TORCHRUN
     assert servers.pids == []
-
-
-@pytest.mark.parametrize(("launch_id", "is_ended"), [(unmarked("a"), True), ("a", False)], ids=["server", "its fork"])
-def test_stopped_server_of_a_killed_pytest_is_ended_by_the_next_run(own_servers, tmp_path, launch_id, is_ended):
-    (tmp_path / "sitecustomize.py").write_text(FROZEN_SERVER, encoding="utf-8")
-    environ = os.environ | {"PYTHONPATH": str(tmp_path), variables.LAUNCH_ID: launch_id}
-    killed = subprocess.run([sys.executable, "-c", KILLED_PYTEST], env=environ, stdout=subprocess.PIPE, check=True)
-    pid = int(killed.stdout)
-    await_true(lambda: is_stopped(pid))
-    own_servers({})
-    if is_ended:
-        await_true(lambda: not is_alive(pid))
-    else:
-        assert is_stopped(pid)
-        os.kill(pid, signal.SIGKILL)
 
 
 def test_launch_inherits_no_variable_of_a_launch_around_it(own_servers, script_plan):

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from pytest_aorta.cli.main import main
-
 EIGHT = """
 import pytest
 
@@ -86,33 +84,3 @@ def test_only_the_ranks_that_are_asked_for_are_started(project):
 def test_a_marker_that_can_not_be_simulated_says_what_is_allowed(project, given, shows):
     project.path.joinpath("test_toy.py").write_text(STAGES.replace("size=1024, simulated=(0, 512)", given))
     assert shows in project.run(errors=1).stdout.str()
-
-
-def test_scale_runs_a_test_at_each_size_whatever_its_verdict(project, monkeypatch, capsys):
-    project.path.joinpath("test_toy.py").write_text(EIGHT)
-    gathered = {"kind": "all_gather", "calls": 4, "group_size": 8, "dtype": "float32", "bytes": 1 << 20}
-    project.plant(costs={"collectives": [gathered], "operators": {"aten::mm": 3}})
-    monkeypatch.chdir(project.path)
-    code = main(["scale", "test_toy.py::test_eight", "--sizes", "2,1024"])
-    printed = capsys.readouterr()
-    assert (code, printed.err) == (0, "")
-    rows = [line.split()[:4] for line in printed.out.splitlines()[1:3]]
-    assert rows == [[size, "4", "1", "MiB"] for size in ("2", "1,024")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "shows"),
-    [
-        (["test_toy.py::test_absent"], 1, "not found: "),
-        (["test_toy.py::test_steps"], 1, "no launch on 2 simulated ranks had a result"),
-        (["test_toy.py::test_eight", "--", "test_toy.py"], 1, "one test has to be selected"),
-        (["--set", "steps=1", "test_toy.py::test_eight"], 2, "a test gives its own config"),
-    ],
-)
-def test_scale_says_why_a_test_left_no_costs(project, monkeypatch, capsys, arguments, code, shows):
-    project.path.joinpath("test_toy.py").write_text(EIGHT)
-    monkeypatch.chdir(project.path)
-    with pytest.raises(SystemExit) as ended:
-        raise SystemExit(main(["scale", "--sizes", "2", *arguments]))
-    assert ended.value.code == code
-    assert shows in capsys.readouterr().err

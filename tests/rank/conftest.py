@@ -1,12 +1,20 @@
 """Runs rank code with the environment that a launch gives its ranks, and on a GPU that it has leased."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_aorta.launch.leases import lease
 from pytest_aorta.plan.accelerators import visible_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_aorta.worker import Workload
 
 # torchrun gives ranks one thread; beside other workers, more threads than cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,3 +30,29 @@ def leased_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     with lease(pool, 1, exclusive=False, wait_s=600.0, owner=request.node.nodeid) as leased:
         torch.cuda.set_device(pool.index(leased.resources[0]))
         yield
+
+
+@pytest.fixture
+def set_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Workload]]:
+    """Return a function that returns a workload after ``setup()`` on rank 0, whose collectives do nothing."""
+    import torch  # most tests run without
+
+    from pytest_aorta.worker import RankEnv
+    from tests.rank.ranks import fake_group
+    from tests.rank.settings import default_config
+
+    with ExitStack() as groups:
+
+        def make(workload_type: type[Workload], world_size: int = 1, **changes: object) -> Workload:
+            def join(_env: RankEnv, _workload: str) -> torch.device:
+                groups.enter_context(fake_group(world_size))
+                return torch.device("cpu")
+
+            monkeypatch.setattr(RankEnv, "join", join)
+            for name, value in {"RANK": 0, "WORLD_SIZE": world_size, "LOCAL_RANK": 0}.items():
+                monkeypatch.setenv(name, str(value))
+            workload = workload_type(default_config(workload_type.name, **changes))
+            workload.setup()
+            return workload
+
+        yield make

@@ -156,5 +156,4 @@ def test_each_core_of_coverage_is_named(tmp_path, core):
 )
 def test_llama_claims_equal_bits_on_every_cpu_only_without_kernels_that_depend_on_it(workload_class, changes, expected):
     workload = workload_class(default_config(workload_class.name, **changes))
-    workload._settings = workload.read_settings()
     assert workload.is_same_on_any_cpu is expected

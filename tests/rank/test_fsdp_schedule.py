@@ -8,11 +8,9 @@ from aorta_workloads.common import streams
 from aorta_workloads.common.streams import Stream, Work
 from aorta_workloads.fsdp import schedule
 from aorta_workloads.fsdp.buffers import Buffers
-from aorta_workloads.fsdp.faults import Fault, FaultSpec
 from aorta_workloads.fsdp.oracle import CodeTable
 from aorta_workloads.fsdp.settings import Settings
 
-from pytest_aorta.worker import StreamSpans
 from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
@@ -53,9 +51,7 @@ def events_of_a_step(monkeypatch):
             check_reduced=lambda *_: None,
         )
         codes = CodeTable(settings.dtype, CPU, 0)
-        fault = Fault(FaultSpec(), codes, buffers.index.view(2, -1), rank=0, first_checked=0)
-        spans = StreamSpans(CPU, every=0)
-        schedule.TrainingStep(settings, buffers, codes, checks, fault, spans).run(0)
+        schedule.TrainingStep(settings, buffers, codes, checks).run(0)
         return " ".join(events), copied
 
     return run

@@ -1,13 +1,16 @@
 """Every fault planted in the fsdp workload's data is found, counted, located and named, without ranks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 
 import pytest
 import torch
 from aorta_workloads.common.streams import Prefetcher, Stream, Work
-from aorta_workloads.fsdp.faults import GATHER_KINDS, Fault, FaultSpec
-from aorta_workloads.fsdp.oracle import INPUT_SLOTS, CodeTable, Contribution, chunk_index, world_index
-from aorta_workloads.fsdp.settings import Settings
+from aorta_workloads.fsdp import faults as planted
+from aorta_workloads.fsdp import schedule
+from aorta_workloads.fsdp.buffers import Buffers
+from aorta_workloads.fsdp.faults import FaultyStep
+from aorta_workloads.fsdp.oracle import CodeTable
+from aorta_workloads.fsdp.settings import GATHER_KINDS, FaultSpec, Settings
 from aorta_workloads.fsdp.verification import MAX_DETAILS, Verification
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +29,7 @@ CAUSES = {
     "stale_gradient": "stale: from 1 iteration before",
 }
 SIZES = {"layers": LAYERS, "fsdp_shard_size": SHARD_SIZE, "h2d_tensor_size": INPUT_SIZE}
-SETTINGS = Settings.read(default_config("fsdp", warmup=WARMUP, verify=CHECKED, **SIZES), 0, WORLD_SIZE)
+SIZES |= {"warmup": WARMUP, "verify": CHECKED, "gemm_size": 1, "comm_stream": False, "h2d_prefetch": False}
 bounded = settings(max_examples=20, deadline=None, database=None)
 faults = st.builds(
     FaultSpec,
@@ -39,55 +42,47 @@ faults = st.builds(
 
 
 class OneRank:
-    """The data that one rank of a world of ``WORLD_SIZE`` receives; every rank's part is computed in this process."""
+    """The steps of one rank of a world of ``WORLD_SIZE``; every rank's part is computed in this process."""
 
-    def __init__(self, rank, spec, dtype=torch.bfloat16):
-        self.rank = rank
-        self.codes = CodeTable(dtype, CPU, seed=0)
-        self.index = world_index(SHARD_SIZE, WORLD_SIZE)
-        self.input_index = chunk_index(INPUT_SIZE, rank)
-        chunks = self.index.view(WORLD_SIZE, -1)
-        self.faults = [
-            Fault(spec, self.codes, chunks, rank=member, first_checked=WARMUP) for member in range(WORLD_SIZE)
-        ]
-        self.verification = Verification(replace(SETTINGS, rank=rank), self.codes, self.index, self.input_index)
+    def __init__(self, rank, spec, dtype="bfloat16", **keys):
+        config = default_config("fsdp", **SIZES | {"dtype": dtype, "fault": asdict(spec)} | keys)
+        self.rank, self.steps = rank, []
+        for member in range(WORLD_SIZE):
+            settings = Settings.read(config, member, WORLD_SIZE)
+            codes, buffers = CodeTable(settings.dtype, CPU, seed=0), Buffers(settings, CPU)
+            verification = Verification(settings, codes, buffers.index, buffers.input_index)
+            self.steps.append(FaultyStep(settings, buffers, codes, verification))
+            if member == rank:
+                self.codes, self.buffers, self.verification = codes, buffers, verification
         self.verification.rehearse()
 
     def full(self, iteration, layer):
-        out = torch.empty(self.index.numel(), dtype=self.codes.dtype)
-        self.codes.write(out, self.index, iteration, layer)
+        out = torch.empty(self.buffers.index.numel(), dtype=self.codes.dtype)
+        self.codes.write(out, self.buffers.index, iteration, layer)
         return out
 
-    def input(self, iteration):
-        slot = self.faults[self.rank].input_iteration(iteration) % INPUT_SLOTS
-        out = torch.empty(INPUT_SIZE, dtype=self.codes.dtype)
-        self.codes.write(out, self.input_index, slot, LAYERS)
-        return out
+    def gathered(self, iteration, layer):
+        return self.full(iteration, layer).view(WORLD_SIZE, -1)
 
-    def gathered(self, iteration, layer, phase):
-        chunks = self.full(iteration, layer).view(WORLD_SIZE, -1)
-        self.faults[self.rank].on_gathered(chunks, iteration, layer, phase)
-        return chunks
+    def reduced(self, iteration, layer, reduce=torch.sum):
+        parts = torch.stack([step.gradient(iteration, layer) for step in self.steps])
+        return reduce(parts, 0).view(WORLD_SIZE, -1)[self.rank]
 
-    def reduced(self, iteration, layer):
-        total = torch.zeros(self.index.numel(), dtype=self.codes.dtype)
-        for member, fault in enumerate(self.faults):
-            part = self.full(iteration, layer)
-            Contribution(WORLD_SIZE, member, part.dtype, CPU).keep_own(part, iteration)
-            fault.on_gradient(part, iteration, layer)
-            total += part
-        shard = total.view(WORLD_SIZE, -1)[self.rank]
-        self.faults[self.rank].on_reduced(shard, iteration, layer)
-        return shard
+    def run(self, num_steps=WARMUP + CHECKED + 2):
+        def layer_of(tensors, wanted):
+            return next(layer for layer, tensor in enumerate(tensors) if tensor is wanted)
 
-    def run(self):
-        for iteration in range(WARMUP + CHECKED + 2):
-            self.verification.check_input(iteration, self.input(iteration))
-            for layer in range(LAYERS):
-                for phase in PHASES:
-                    gathered = self.gathered(iteration, layer, phase)
-                    self.verification.check_gathered(iteration, layer, phase, gathered)
-                self.verification.check_reduced(iteration, layer, self.reduced(iteration, layer))
+        def all_gather(out, shard, **_):
+            out.copy_(self.full(iteration, layer_of(self.buffers.shards, shard)))
+
+        def reduce_scatter(out, _gradient, **_):
+            out.copy_(self.reduced(iteration, layer_of(self.buffers.reduced, out)))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(schedule, "all_gather", all_gather)
+            patch.setattr(schedule, "reduce_scatter", reduce_scatter)
+            for iteration in range(num_steps):
+                self.steps[self.rank].run(iteration)
         return self.verification.failures()
 
 
@@ -95,7 +90,7 @@ def with_kind(spec, kind):
     return FaultSpec(kind, spec.iteration, spec.layer, spec.phase, spec.rank, spec.source_rank)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("rank", range(WORLD_SIZE))
 def test_right_data_has_no_failure(rank, dtype):
     assert OneRank(rank, FaultSpec(), dtype).run() == (0, [])
@@ -150,15 +145,10 @@ def test_dropped_gradient_is_seen_by_every_rank_and_names_its_source(spec, obser
 
 
 @pytest.mark.parametrize(("operation", "reduce"), [("MAX", torch.amax), ("MIN", torch.amin)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_reduction_with_another_operation_than_the_sum_is_found_and_named(operation, reduce, dtype):
     world = OneRank(1, FaultSpec(), dtype)
-    parts = []
-    for member in range(WORLD_SIZE):
-        part = world.full(WARMUP, 0)
-        Contribution(WORLD_SIZE, member, dtype, CPU).keep_own(part, WARMUP)
-        parts.append(part)
-    world.verification.check_reduced(WARMUP, 0, reduce(torch.stack(parts), 0).view(WORLD_SIZE, -1)[1])
+    world.verification.check_reduced(WARMUP, 0, world.reduced(WARMUP, 0, reduce))
     count, details = world.verification.failures()
     assert count == WORLD_SIZE
     assert all(detail.cause.endswith(f"or the reduction is {operation} instead of a sum") for detail in details)
@@ -168,7 +158,7 @@ def test_reduction_with_another_operation_than_the_sum_is_found_and_named(operat
 @pytest.mark.parametrize("offset", [1, -23, 16])
 def test_one_wrong_element_is_not_said_to_be_of_another_origin(collective, offset):
     world = OneRank(0, FaultSpec())
-    data = getattr(world, collective)(WARMUP, 0, *(["forward"] if collective == "gathered" else []))
+    data = getattr(world, collective)(WARMUP, 0)
     row = data[1] if collective == "gathered" else data
     position = int((row.float() - 125).abs().argmin())
     row[position] += offset
@@ -181,7 +171,7 @@ def test_one_wrong_element_is_not_said_to_be_of_another_origin(collective, offse
 
 def changed(world, change, layer=0):
     """Return the gathered data of ``layer`` with ``change`` made to the row of rank 1."""
-    chunks = world.full(WARMUP, layer).view(WORLD_SIZE, -1)
+    chunks = world.gathered(WARMUP, layer)
     chunks[1] = change(chunks[1].clone(), chunks)
     return chunks
 
@@ -196,13 +186,13 @@ def changed(world, change, layer=0):
             "the sum is right, so the values may be at wrong positions",
         ),
         (0, lambda world: changed(world, lambda row, all_rows: all_rows[2] + 5 * torch.eye(SHARD_SIZE)[7]), "unknown"),
-        (2, lambda world: world.full(WARMUP, 0).view(WORLD_SIZE, -1), "the data of layer 0"),
-        (0, lambda world: world.full(WARMUP + 1, 0).view(WORLD_SIZE, -1), "too new: overwritten with the data of the"),
+        (2, lambda world: world.gathered(WARMUP, 0), "the data of layer 0"),
+        (0, lambda world: world.gathered(WARMUP + 1, 0), "too new: overwritten with the data of the"),
     ],
     ids=["exchanged", "right sum", "contradicting sum", "another layer", "next iteration"],
 )
 def test_the_cause_follows_from_all_values_that_were_recorded(layer, received, cause):
-    world = OneRank(0, FaultSpec(), torch.float32)
+    world = OneRank(0, FaultSpec(), "float32")
     world.verification.check_gathered(WARMUP, layer, "forward", received(world))
     _, details = world.verification.failures()
     assert [detail.cause for detail in details if cause not in detail.cause] == []
@@ -229,7 +219,7 @@ def test_first_index_expected_and_actual_are_those_of_the_data():
     spec = FaultSpec("partial_gather", iteration=1, layer=2, rank=0, source_rank=3)
     world = OneRank(0, spec)
     _, (detail,) = world.run()
-    right, stale = (world.full(iteration, 2).view(WORLD_SIZE, -1)[3] for iteration in (WARMUP + 1, WARMUP))
+    right, stale = (world.gathered(iteration, 2)[3] for iteration in (WARMUP + 1, WARMUP))
     first = SHARD_SIZE // 2
     assert (detail.index, detail.count, detail.total) == (first, SHARD_SIZE - first, SHARD_SIZE)
     assert (detail.expected, detail.actual) == (right[first].item(), stale[first].item())
@@ -248,7 +238,7 @@ def test_index_of_a_wrong_gradient_counts_within_the_ranks_shard():
 
 def test_value_that_is_no_number_is_reported_in_words():
     world = OneRank(0, FaultSpec())
-    chunks = world.full(WARMUP, 0).view(WORLD_SIZE, -1)
+    chunks = world.gathered(WARMUP, 0)
     chunks[1, 5] = float("nan")
     world.verification.check_gathered(WARMUP, 0, "forward", chunks)
     _, (detail,) = world.verification.failures()
@@ -287,11 +277,13 @@ def test_fault_that_cannot_happen_is_an_error_that_names_what_is_allowed(spec, m
 
 
 def test_weight_fault_changes_one_element_by_one_unit_in_the_last_place():
-    world = OneRank(0, FaultSpec("weight", rank=0))
-    weights = torch.full((5,), 7.0)
-    world.faults[0].on_final_weights(weights)
-    assert weights[:4].tolist() == [7.0] * 4
-    assert weights[4] == torch.nextafter(torch.tensor(7.0), torch.tensor(8.0))
+    world = OneRank(0, FaultSpec("weight", layer=1, rank=0), optimizer="sgd")
+    before = [weights.clone() for weights in world.buffers.weights]
+    for step in world.steps:
+        step.end()
+    changed = [[*(now != then).nonzero().flatten()] for now, then in zip(world.buffers.weights, before, strict=True)]
+    assert changed == [[], [SHARD_SIZE - 1], []]
+    assert world.buffers.weights[1][-1] == torch.nextafter(before[1][-1], torch.tensor(999.0))
 
 
 @pytest.mark.parametrize(("steps", "is_exact"), [(66_840, True), (66_841, False)])
@@ -314,21 +306,6 @@ class LoggingStream(Stream):
         return Work(lambda: self.log.append(f"wait {number}"))
 
 
-@pytest.mark.parametrize(
-    ("depth", "log"),
-    [
-        (0, ["submit 0", "wait 0", "submit 1", "wait 1"]),
-        (1, ["submit 0", "submit 1", "wait 0", "wait 1"]),
-    ],
-)
-def test_read_ahead_submits_depth_turns_early_but_not_beyond_the_last(depth, log):
-    stream = LoggingStream([])
-    ahead = Prefetcher(stream, depth, lambda number: lambda _asynchronous: number)
-    for number in range(2):
-        ahead.take(number, last=1)
-    assert stream.log == log
-
-
 def test_read_ahead_waits_at_once_for_a_transfer_in_line():
     stream = LoggingStream([])
     ahead = Prefetcher(stream, 1, lambda number: lambda _asynchronous: number, in_line=lambda number: number == 1)
@@ -337,16 +314,18 @@ def test_read_ahead_waits_at_once_for_a_transfer_in_line():
     assert stream.log == ["submit 0", "submit 1", "wait 1", "wait 0", "wait 1"]
 
 
-def test_faults_of_time_strike_their_rank_and_their_kind_alone():
-    def strikes(kind, rank):
-        spec = FaultSpec(kind, layer=1, rank=1, every=2)
-        codes, chunks = CodeTable(torch.float32, CPU, seed=0), world_index(SHARD_SIZE, WORLD_SIZE).view(WORLD_SIZE, -1)
-        fault = Fault(spec, codes, chunks, rank=rank, first_checked=0)
-        by_layer = [fault.runs_in_line(layer) for layer in range(3)]
-        return by_layer, *([fault.is_due(kind, number) for number in (0, 1)] for kind in ("slowdown", "late_host"))
+def test_faults_of_time_strike_their_rank_and_their_kind_alone(monkeypatch):
+    late = []
+    monkeypatch.setattr(planted, "Delay", lambda _, delay_ms: lambda: late.append(("slowdown", delay_ms)))
+    monkeypatch.setattr(planted.time, "sleep", lambda duration_s: late.append(("late_host", duration_s)))
 
-    never = [False, False]
-    assert strikes("in_line", 1) == ([False, True, False], never, never)
-    assert strikes("slowdown", 1) == ([False] * 3, [True, False], never)
-    assert strikes("late_host", 1) == ([False] * 3, never, [True, False])
-    assert {str(strikes(kind, 0)) for kind in ("in_line", "slowdown", "late_host")} == {str(strikes("none", 1))}
+    def strikes(kind, rank):
+        late.clear()
+        world = OneRank(rank, FaultSpec(kind, layer=1, rank=1, every=2, delay_ms=5))
+        world.run(3)
+        return [layer for layer in range(3) if world.steps[rank].runs_in_line(layer)], [*late]
+
+    assert strikes("in_line", 1) == ([1], [])
+    assert strikes("slowdown", 1) == ([], [("slowdown", 5)] * 2)
+    assert strikes("late_host", 1) == ([], [("late_host", 0.005)] * 2)
+    assert [strikes(kind, 0) for kind in ("in_line", "slowdown", "late_host")] == [([], [])] * 3

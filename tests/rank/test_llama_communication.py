@@ -31,8 +31,6 @@ with warnings.catch_warnings():
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
-CUDA = torch.device("cuda", 0)
-
 
 def test_all_gathers_name_why_they_cannot_run(monkeypatch):
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
@@ -134,7 +132,7 @@ def test_each_unit_of_fsdp2_gathers_by_torchs_own_switch(monkeypatch, tensor_mes
     fully_shard(model[0], mesh=tensor_mesh.tensor)
     fully_shard(model, mesh=tensor_mesh.tensor)
 
-    gather_symmetrically(model, tensor_mesh.tensor.get_group(), CUDA)
+    gather_symmetrically(model, tensor_mesh.tensor.get_group())
 
     assert switched == [model, model[0]]
 

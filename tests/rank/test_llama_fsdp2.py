@@ -1,7 +1,6 @@
 """FSDP2's collectives and clipped gradients in a step of llama_fsdp2, on one of two ranks; the other is simulated."""
 
 import re
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -10,10 +9,6 @@ from aorta_workloads.distributed import fsdp2
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from aorta_workloads.models.common.moe import Dispatched, MoeFeedForward, TokenDispatcher
 from torch.distributed.tensor.debug import CommDebugMode
-
-from pytest_aorta.worker import RankEnv
-from tests.rank.ranks import fake_group
-from tests.rank.settings import default_config
 
 MODEL = {"n_layers": 3, "seq_len": 8, "batch_size": 1, "steps": 1, "warmup": 0, "max_grad_norm": None}
 # The last module of each unit, in the order of the model.
@@ -43,21 +38,9 @@ class Reduction(Collective):
 
 
 @pytest.fixture
-def make_workload(monkeypatch):
+def make_workload(set_up):
     """Return a function that returns the workload of rank 0 after setup()."""
-
-    def make(world_size=2, **changes):
-        monkeypatch.setattr(
-            RankEnv, "join", lambda *_, **__: groups.enter_context(fake_group(world_size)) or torch.device("cpu")
-        )
-        for name, value in {"RANK": 0, "WORLD_SIZE": world_size, "LOCAL_RANK": 0}.items():
-            monkeypatch.setenv(name, str(value))
-        workload = LlamaFsdp2Workload(default_config("llama_fsdp2", **MODEL | changes))
-        workload.setup()
-        return workload
-
-    with ExitStack() as groups:
-        yield make
+    return lambda world_size=2, **changes: set_up(LlamaFsdp2Workload, world_size, **MODEL | changes)
 
 
 def events_of_a_step(workload):
@@ -68,11 +51,11 @@ def events_of_a_step(workload):
     """
     events = []
     for name, unit in UNITS.items():
-        module = workload._model.get_submodule(name)
+        module = workload.model.get_submodule(name)
         module.set_custom_all_gather(Gather(events, f"g{unit}"))
         module.set_custom_reduce_scatter(Reduction(events, f"r{unit}"))
         module.register_forward_hook(lambda *_, unit=unit: events.append(unit))
-    workload._train_step(0, workload._batches[0])
+    workload.train_step(next(workload.batches))
     return " ".join(events)
 
 
@@ -101,18 +84,9 @@ def test_gradients_of_earlier_micro_batches_are_reduced_only_if_asked_for(make_w
 
 def test_gradients_are_clipped_to_the_largest_norm_and_the_norm_before_is_returned(make_workload):
     workload = make_workload(world_size=1, max_grad_norm=0.01)
-    _, before = workload._train_step(0, workload._batches[0])
+    _, before = workload.train_step(next(workload.batches))
     assert float(whole_norm(before)) > 0.1
-    assert float(whole_norm(total_norm(workload._model))) == pytest.approx(0.01, rel=1e-3)
-
-
-def test_each_step_trains_with_the_rate_of_the_schedule(make_workload):
-    workload = make_workload(lr=0.5, lr_schedule={"warmup": 4})
-    rates = []
-    for _ in range(2):
-        workload._train_step(0, workload._batches[0])
-        rates += {group["lr"] for group in workload._optimizer.param_groups}
-    assert rates == [0.125, 0.25]
+    assert float(whole_norm(total_norm(workload.model))) == pytest.approx(0.01, rel=1e-3)
 
 
 def trace(gradient=None):
@@ -135,12 +109,12 @@ class TracedDispatcher(TokenDispatcher):
 
 def gathers_between_exchanges(workload):
     """Train one step; return what is gathered before each exchange: ``1`` and ``e1`` are block 1 and its experts."""
-    for module in workload._model.modules():
+    for module in workload.model.modules():
         if isinstance(module, MoeFeedForward):
             module.dispatcher = TracedDispatcher()
-    workload._train_step(0, workload._batches[0])
+    workload.train_step(next(workload.batches))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
-        workload._train_step(0, workload._batches[0])
+        workload.train_step(next(workload.batches))
     gathered = [set()]
     for event in sorted(profile.events(), key=lambda event: event.time_range.start):
         if event.name == "exchange":
@@ -185,11 +159,11 @@ def test_experts_are_gathered_with_their_block_and_ahead_in_backward(
 )
 def test_the_norm_of_each_mesh_is_reduced_at_once(make_workload, caplog, degrees, all_reduces):
     workload = make_workload(world_size=8, **degrees)
-    for parameter in workload._model.parameters():
+    for parameter in workload.model.parameters():
         parameter.grad = torch.ones_like(parameter)
 
     with CommDebugMode() as communication:
-        whole_norm(workload._total_norm())
+        whole_norm(workload.total_norm())
 
     assert communication.get_total_counts() == all_reduces
     assert "sequential all_reduce" not in caplog.text

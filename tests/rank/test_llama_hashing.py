@@ -45,8 +45,8 @@ def train(model, steps=3, micro_batches=1, **changes):
         hashes.begin(step)
         for _ in range(micro_batches):
             hashes.forward(TOKENS, ROTATIONS).logsumexp(-1).sum().backward()
-        hashes.gradients("gradients", step)
-        hashes.gradients("clipped", step)
+        hashes.gradients("gradients")
+        hashes.gradients("clipped")
         optimizer.step()
         hashes.end(step)
     return hashes, optimizer

@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from pytest_aorta.worker import RankEnv
 from tests.rank.ranks import fake_group
-from tests.rank.settings import default_config, make_settings
+from tests.rank.settings import make_settings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SMALL = {
@@ -135,19 +134,9 @@ def test_less_memory_gives_more_recomputation_and_too_little_is_refused(world):
         decide(step, 4, least - 1, CPU)
 
 
-def make_workload(monkeypatch, world, size, **changes):
-    """Return the workload of rank 0 after setup()."""
-    monkeypatch.setattr(RankEnv, "join", lambda *_, **__: world(size) or CPU)
-    for name, value in {"RANK": 0, "WORLD_SIZE": size, "LOCAL_RANK": 0}.items():
-        monkeypatch.setenv(name, str(value))
-    workload = LlamaFsdp2Workload(default_config("llama_fsdp2", **SMALL | changes))
-    workload.setup()
-    return workload
-
-
 def estimated(workload, kind):
-    gathering = workload.gathering(workload._model)
-    step = estimate(workload._settings, workload._mesh, CPU, gathering)
+    gathering = workload.gathering(workload.model, workload.mesh, workload.settings)
+    step = estimate(workload.settings, workload.mesh, CPU, gathering)
     return step.peak([kind] * len(step.blocks))
 
 
@@ -175,15 +164,16 @@ DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of DTensor, on the order of its collectives
-def test_the_estimate_is_up_to_a_seventh_above_what_torchs_tracker_measures(monkeypatch, world, size, changes, kind):
-    workload = make_workload(monkeypatch, world, size, activation_checkpointing=kind, **changes)
+def test_the_estimate_is_up_to_a_seventh_above_what_torchs_tracker_measures(set_up, size, changes, kind):
+    workload = set_up(LlamaFsdp2Workload, size, **SMALL | {"activation_checkpointing": kind} | changes)
+    batches = [next(workload.batches) for _ in range(2)]
     # This step makes the optimizer's state.
-    workload._train_step(0, workload._batches[0])
-    workload._optimizer.zero_grad()
+    workload.train_step(batches[0])
+    workload.optimizer.zero_grad()
     tracker = MemTracker()
-    tracker.track_external(workload._model, workload._optimizer, *workload._batches)
+    tracker.track_external(workload.model, workload.optimizer, *batches)
     with tracker:
-        workload._train_step(0, workload._batches[1])
+        workload.train_step(batches[1])
     measured = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
     assert measured <= estimated(workload, kind) <= 1.14 * measured
     workload.cleanup()

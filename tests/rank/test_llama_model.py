@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from aorta_workloads.common.faults import LlamaFault
+from aorta_workloads.common import faults
+from aorta_workloads.common.faults import Fault, LlamaFault, PlantedFault
 from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.data import initial_value, initialize, sequences
@@ -10,6 +11,7 @@ from aorta_workloads.models.common.rope import apply_rope, precompute_freqs_cis
 from aorta_workloads.models.config import ModelConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
+CPU = torch.device("cpu")
 DEBUG = {
     "dim": 64,
     "n_layers": 2,
@@ -50,10 +52,6 @@ def test_llama_3_dimensions_have_llama_3_parameter_counts(dimensions, expected):
         model = build_model(ModelConfig(**LLAMA_3 | dimensions))
 
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
-
-
-def test_logits_have_one_score_a_token_of_the_vocabulary():
-    assert logits(make_model(), tokens(3, 5)).shape == (3, 5, DEBUG["vocab_size"])
 
 
 def test_no_logit_depends_on_later_tokens():
@@ -182,24 +180,43 @@ def test_fault_changes_one_element_of_one_tensor_on_its_rank_after_its_step_alon
         state = [moments["exp_avg"].clone() for moments in optimizer.state.values()]
         return [value.clone() for value in model.state_dict().values()] if kind == "weight_ulp" else state
 
-    before, fault = values(), LlamaFault(kind=kind, step=2, rank=1)
+    def run_step(step, rank):
+        with PlantedFault(Fault(kind=kind, step=2, rank=1), rank, CPU).in_step(step, model, optimizer):
+            pass
+
+    before = values()
     for step, rank in [(1, 1), (2, 0), (3, 1)]:
-        fault.after_step(step, rank, model, optimizer)
+        run_step(step, rank)
     assert all(map(torch.equal, before, values()))
 
-    fault.after_step(2, 1, model, optimizer)
+    run_step(2, 1)
     assert sum((old != new).sum().item() for old, new in zip(before, values(), strict=True)) == 1
 
 
-def test_drop_gradient_scales_by_zero_on_its_rank_in_its_step_alone():
-    fault = LlamaFault(kind="drop_gradient", step=2, rank=1)
+def test_dropped_gradients_and_late_batches_strike_their_rank_and_steps_alone(monkeypatch):
+    model = make_model()
+    optimizer, late = torch.optim.AdamW(model.parameters()), []
+    monkeypatch.setattr(faults, "Delay", lambda _, delay_ms: lambda: late.append(delay_ms))
 
-    scales = {(step, rank): fault.gradient_scale(step, rank) for step in (1, 2, 3) for rank in (0, 1)}
-    assert [place for place, scale in scales.items() if scale != 1.0] == [(2, 1)]
-    assert scales[2, 1] == 0.0
+    def gradients_of(kind, rank):
+        fault = PlantedFault(LlamaFault(kind=kind, step=2, rank=1, delay_ms=5.0, every=2), rank, CPU)
+        forward, batches = fault.around(lambda x: 2 * x), fault.batches(iter(range(9)))
+        weight = torch.ones((), requires_grad=True)
+        next(batches)
+        for step in range(1, 5):
+            with fault.in_step(step, model, optimizer):
+                next(batches)
+                forward(weight).backward()
+            yield float(weight.grad)
+            weight.grad = None
+        next(batches)
+
+    assert [[*gradients_of("drop_gradient", rank)] for rank in (0, 1)] == [[2, 2, 2, 2], [2, 0, 2, 2]]
+    assert [[*gradients_of("slowdown", rank)] for rank in (0, 1)] == [[2] * 4] * 2
+    assert late == [5.0] * 2
 
 
 @pytest.mark.parametrize(("field", "value"), [("step", 4), ("rank", 2)])
 def test_a_fault_that_could_not_happen_is_an_error(field, value):
     with pytest.raises(ValueError, match=f"{field} {value}"):
-        LlamaFault(kind="weight_ulp", **{field: value}).check(steps=3, world_size=2)
+        Fault(kind="weight_ulp", **{field: value}).check(steps=3, world_size=2)

@@ -219,7 +219,7 @@ def test_optimizers_of_each_step_are_not_searched_and_profiled_without_end(recor
 
 
 def test_each_of_many_optimizers_of_one_model_names_its_parameter(recording):
-    model = torch.nn.Sequential(*(Net(2, 2) for _ in range(20)))
+    model = torch.nn.Sequential(*(Net(2, 2) for _ in range(finite.MOST_SEARCHED // 2 + 1)))
     optimizers = [torch.optim.SGD([parameter]) for parameter in model.parameters()]
     for _ in range(3):
         model(torch.ones(2)).sum().backward()

@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
-from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule
+from aorta_workloads.common.fsdp2 import CustomCollective
+from aorta_workloads.common.gradients import whole_norm
 from aorta_workloads.common.rules import check_rules
 from aorta_workloads.common.streams import InlineStream
 from aorta_workloads.ddp_overlap.workload import DdpOverlapSettings
-from aorta_workloads.ranking.data import Batch, InputFeed, make_batch, uniform
+from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
 from aorta_workloads.ranking.settings import RankingSettings
@@ -132,10 +133,9 @@ def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
 
 @pytest.mark.parametrize(("changes", "num_copies"), [({}, 2), ({"h2d_prefetch": False}, 1), ({"one_stream": True}, 1)])
 def test_first_step_copies_the_next_inputs_too_unless_the_config_says_otherwise(monkeypatch, changes, num_copies):
-    workload = RankingWorkload(default_config("ranking", **SIZES | MODEL | changes))
-    workload._settings, workload._device, stream = workload.read_settings(), CPU, CountingStream()
+    workload, stream = RankingWorkload(default_config("ranking", **SIZES | MODEL | changes)), CountingStream()
     monkeypatch.setattr("aorta_workloads.ranking.training.InlineStream", lambda: stream)
-    workload._env = SimpleNamespace(rank=0, world_size=2)
+    workload.device, workload.env = CPU, SimpleNamespace(rank=0, world_size=2)
     next(workload.make_batches(0))
     assert stream.num_submitted == num_copies
 
@@ -155,35 +155,30 @@ def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(
         assert torch.equal(parameter.grad, 2 * local)
 
 
-@pytest.mark.parametrize("is_last", [True, False])
-def test_only_the_last_micro_batch_reduces_sharded_and_replicated_gradients(is_last):
-    workload, asked = RankingWorkload(default_config("ranking")), []
-    workload._root = SimpleNamespace(set_requires_gradient_sync=asked.append)
-    workload._sums = [SimpleNamespace(enabled=None), SimpleNamespace(enabled=None)]
-    with workload.micro_batch(is_last=is_last):
-        assert [*asked, *(gradients.enabled for gradients in workload._sums)] == [is_last] * 3
+@pytest.fixture
+def make_workload(set_up):
+    """Return a function that returns the workload of rank 0 after setup()."""
+    return lambda world_size=1, **changes: set_up(
+        RankingWorkload, world_size, **SIZES | MODEL | {"batch_size": 8} | changes
+    )
 
 
-def make_workload(monkeypatch, **changes):
-    """Return a workload of two parameters, whose steps have the gradients that a test assigns."""
-    workload = RankingWorkload(default_config("ranking", **changes))
-    workload._settings, workload._device, workload._model = workload.read_settings(), CPU, nn.Linear(2, 1)
-    workload._optimizer = torch.optim.SGD(workload._model.parameters())
-    workload._learning_rate = LearningRate(0.5, LearningRateSchedule(warmup=4), 0, 8)
-    workload._hashes = workload.make_hashes()
-    monkeypatch.setattr(workload, "finish_gradients", lambda: None)
-    monkeypatch.setattr(workload._optimizer, "zero_grad", lambda: None)
-    return workload
+def test_only_the_last_micro_batch_reduces_sharded_and_replicated_gradients(monkeypatch, make_workload):
+    workload, reduced = make_workload(world_size=2, gradient_accumulation=3), []
+    all_reduce = dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", lambda *a, **b: reduced.append("tower or head") or all_reduce(*a, **b))
+    workload.model.blocks[0].register_forward_hook(lambda *_: reduced.append("forward"))
+    collective = CustomCollective(lambda *_, **__: reduced.append("block"))
+    workload.model.blocks[0].set_custom_reduce_scatter(collective)
+    workload.train_step(next(workload.batches))
+    assert reduced == ["forward"] * 3 + ["tower or head", "block", "tower or head"]
 
 
-EMPTY = Batch(*(torch.empty(0) for _ in range(3)))
-
-
-def test_each_step_trains_with_the_rate_of_the_schedule(monkeypatch):
-    workload, rates = make_workload(monkeypatch), []
+def test_each_step_trains_with_the_rate_of_the_schedule(make_workload):
+    workload, rates = make_workload(lr=0.5, lr_schedule={"warmup": 4}), []
     for _ in range(2):
-        workload._train_step(0, EMPTY)
-        rates.append(workload._optimizer.param_groups[0]["lr"])
+        workload.train_step(next(workload.batches))
+        rates += {group["lr"] for group in workload.optimizer.param_groups}
     assert rates == [0.125, 0.25]
 
 
@@ -215,14 +210,18 @@ def test_keys_that_contradict_each_other_are_an_error_that_says_what_to_do(workl
     check(**changes | right)
 
 
-def test_gradients_are_divided_by_the_scale_before_they_are_clipped(monkeypatch):
-    workload = make_workload(monkeypatch, loss_scale=64, max_grad_norm=2.0)
-    for small, norm_after in ((0.5, 1.0), (16.0, 2.0)):
-        workload._model.weight.grad = torch.full((1, 2), 64 * small)
-        workload._model.bias.grad = torch.full((1,), 64 * small * 2**0.5)
-        assert float(workload._train_step(0, EMPTY)[1]) == pytest.approx(2 * small)
-        gradients = torch.cat([parameter.grad.flatten() for parameter in workload._model.parameters()])
-        assert float(gradients.norm()) == pytest.approx(norm_after, rel=1e-5)
+def test_gradients_are_divided_by_the_scale_before_they_are_clipped(make_workload):
+    changes = [{}, {"loss_scale": 64}, {"max_grad_norm": 0.01}, {"loss_scale": 64, "max_grad_norm": 0.01}]
+    found = []
+    for keys in changes:
+        workload = make_workload(**keys)
+        _, before = workload.train_step(next(workload.batches))
+        found.append((before, whole_norm(workload.total_norm())))
+        workload.cleanup()
+    (_, plain), (_, scaled), (before, clipped), (scaled_before, scaled_clipped) = found
+    assert plain > 0.1
+    assert plain == scaled == whole_norm(before) == whole_norm(scaled_before)
+    assert clipped == scaled_clipped == pytest.approx(0.01, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ def world_of_four():
 def shards(implementation, changes):
     """Return placements and local shape of each parameter."""
     workload = implementation(default_config(implementation.name, **changes))
-    settings = workload._settings = workload.read_settings().with_kernels("flash")
+    settings = workload.settings.with_kernels("flash")
     mesh = ParallelMesh(ParallelDims.of_world(settings.degrees, 4), "cpu")
     with torch.device("meta"):
         model = build_model(settings.model)
     parallelize(model, mesh, settings)
-    workload.shard(model, mesh)
+    workload.shard(model, mesh, settings)
     return {name: (p.placements, p.device_mesh.shape, p.to_local().shape) for name, p in model.named_parameters()}
 
 

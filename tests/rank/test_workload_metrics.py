@@ -4,8 +4,9 @@ import pytest
 import torch
 from aorta_workloads.distributed.parallel_dims import ParallelDims
 from aorta_workloads.fsdp.settings import Settings
-from aorta_workloads.fsdp.workload import FsdpWorkload
+from aorta_workloads.fsdp.workload import fsdp_metrics
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
+from aorta_workloads.ranking.training import Distributed
 from aorta_workloads.ranking.workload import RankingWorkload
 
 from tests.rank.settings import default_config
@@ -17,9 +18,7 @@ def test_fsdp_counts_three_products_and_two_gathers_of_each_layer():
     config = default_config(
         "fsdp", steps=5, layers=3, gemm_size=100, fsdp_shard_size=10, h2d_tensor_size=7, dtype="bfloat16"
     )
-    workload = FsdpWorkload(config)
-    workload._settings, workload._device = Settings.read(config, rank=0, world_size=4), CPU
-    assert workload._metrics(device_time_s=2.0) == {
+    assert fsdp_metrics(Settings.read(config, rank=0, world_size=4), device_time_s=2.0) == {
         # 5 steps of 9 products of 2 million operations, in 2 seconds.
         "gemm_throughput_tflops": pytest.approx(45e-6),
         "h2d_bytes_per_step": 14,
@@ -35,9 +34,8 @@ def test_tokens_of_a_sequence_are_divided_among_the_ranks_that_share_it(degrees,
     workload = LlamaFsdp2Workload(
         default_config("llama_fsdp2", steps=5, gradient_accumulation=3, batch_size=2, seq_len=32)
     )
-    workload._settings, workload._device, workload._degrees = workload.read_settings(), CPU, degrees
-    workload._num_parameters, workload._decision = 7, None
-    assert workload._metrics(step_time_s=2.0, grad_norms=[0.25, 0.5]) == {
+    workload.device, workload.degrees, workload.num_parameters, workload.decision = CPU, degrees, 7, None
+    assert workload.metrics(step_time_s=2.0, grad_norms=[0.25, 0.5]) == {
         "tokens_per_s": tokens_per_s,
         "num_parameters": 7,
         "grad_norm_last": 0.5,
@@ -46,9 +44,10 @@ def test_tokens_of_a_sequence_are_divided_among_the_ranks_that_share_it(degrees,
 
 def test_samples_are_those_of_all_micro_batches_of_a_rank():
     workload = RankingWorkload(default_config("ranking", steps=5, gradient_accumulation=3, batch_size=8))
-    workload._settings, workload._device = workload.read_settings(), CPU
-    workload._num_parameters, workload._bytes_per_step = 7, 11
-    assert workload._metrics(step_time_s=2.0, grad_norms=[]) == {
+    workload.device, workload.num_parameters, workload.bytes_per_step = CPU, 7, 11
+    workload.distributed = Distributed(None, None, None, lambda: {"own": 1})
+    assert workload.metrics(step_time_s=2.0, grad_norms=[]) == {
+        "own": 1,
         "samples_per_s": 60,
         "num_parameters": 7,
         "h2d_bytes_per_step": 11,

@@ -63,13 +63,3 @@ def test_help_and_collection_work_without_torch(tmp_path, arguments, shown):
     done = run(tmp_path, "-m", "pytest", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shown in done.stdout
-
-
-@pytest.mark.parametrize("argument", ["--collect-only", "--help"])
-def test_torch_is_not_imported_where_it_could_be(tmp_path, argument):
-    done = run(tmp_path, "-X", "importtime", "-m", "pytest", argument, block=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    # The plugin itself is loaded by importlib, which the interpreter does not time.
-    assert "pytest_aorta.plugin.markers" in imported
-    assert {name for name in imported if name.partition(".")[0] == "torch"} == set()

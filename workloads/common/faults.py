@@ -1,7 +1,7 @@
 """Faults that tests plant to prove that checks find them; a default run has none."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.fx.node import map_aggregate
 
-from pytest_aorta.worker import OperatorCapture
+from pytest_aorta.worker import Delay, OperatorCapture
 
 from .gradients import own_shard
 from .torch_private import FakeTensor, TorchDispatchMode, disable_current_modes
@@ -30,6 +30,11 @@ class Fault:
     operator: str = ""
     call: int = 1
 
+    @property
+    def slow_steps(self) -> tuple[float, int]:
+        """Return the milliseconds that slow steps take longer, and their period."""
+        return 0.0, 1
+
     def check(self, *, steps: int, world_size: int) -> None:
         """Raise ValueError if the fault could not happen in this run."""
         if self.kind != "none" and self.step > steps:
@@ -39,68 +44,6 @@ class Fault:
         if self.kind in (OPERATOR_OUTPUT, OPERATOR_INPUT, OPERATOR_NAN) and not self.operator:
             raise ValueError(f"fault {self.kind!r} names no operator; give its name, such as 'aten.mm.default'")
 
-    @contextmanager
-    def planted(
-        self,
-        step: int,
-        rank: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        capture: OperatorCapture | None = None,
-    ) -> Iterator[None]:
-        """Plant the fault of a step in its operators, or after them; ``capture`` records them."""
-        # The capture is entered between the two, so that it records both faults.
-        with self._flips(OPERATOR_OUTPUT, OPERATOR_NAN, step=step, rank=rank):
-            if capture:
-                capture.begin(step)
-            with self._flips(OPERATOR_INPUT, step=step, rank=rank):
-                yield
-            self.after_step(step, rank, model, optimizer)
-            if capture:
-                capture.end()
-
-    def given(self, batches: Iterator[Any], rank: int, *, warmup: int) -> Iterator[Any]:
-        """Yield the batches of ``warmup`` and measured steps; one has another integer, or two are swapped, by fault."""
-        is_planted = self.kind in (BATCH_INTEGER, SWAPPED_BATCHES) and self.rank in (None, rank)
-        for step, batch in enumerate(batches, 1 - warmup):
-            if step != self.step or not is_planted:
-                yield batch
-                continue
-            # The next batch may lie in the same memory.
-            with disable_current_modes():
-                kept: Any = map_aggregate(batch, lambda values: values.clone())  # type: ignore[union-attr]
-                if self.kind == BATCH_INTEGER:
-                    integers = next(values for values in _leaves(kept) if not values.is_floating_point()).view(-1)
-                    integers[(self.call - 1) % len(integers)] ^= 1
-            if self.kind == SWAPPED_BATCHES:
-                yield next(batches)
-            yield kept
-
-    def _flips(self, *kinds: str, step: int, rank: int) -> AbstractContextManager[object]:
-        """Return the context of a step in which a bit flips, if the fault is of ``kinds`` in this step on this rank."""
-        if self.kind not in kinds or step != self.step or self.rank not in (None, rank):
-            return nullcontext()
-        return BitFlip(self.operator, self.call, of_input=self.kind == OPERATOR_INPUT, is_nan=self.kind == OPERATOR_NAN)
-
-    @torch.no_grad()
-    def after_step(self, step: int, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Change a weight or a moment of the optimizer if the fault does so after this step."""
-        if self.rank not in (None, rank) or step != self.step:
-            return
-        tensors = model.parameters()
-        if self.kind == "double_moment":
-            tensors = (optimizer.state[parameter]["exp_avg"] for parameter in tensors)
-        shards = map(own_shard, tensors)
-        first = next(shard for shard in shards if shard.numel())
-        if self.kind == "weight_ulp":
-            # The next bit pattern is the next float.
-            first.view(torch.int32).view(-1)[:1].add_(1)
-        elif self.kind == "double_moment":
-            # The largest one, because a change of a small one can be lost in rounding.
-            first.view(-1)[first.abs().argmax()] *= 2
-        elif self.kind == "read_uninitialized":
-            first.view(-1)[:1].add_(torch.empty(1, dtype=first.dtype, device=first.device))
-
 
 @dataclass(frozen=True)
 class LlamaFault(Fault):
@@ -109,13 +52,99 @@ class LlamaFault(Fault):
     delay_ms: float = 0.0
     every: int = 1
 
-    def slows(self, step: int, rank: int) -> bool:
-        """Return whether this step is slow on this rank."""
-        return self.kind == "slowdown" and self.rank in (None, rank) and step >= self.step and step % self.every == 0
+    @property
+    def slow_steps(self) -> tuple[float, int]:
+        """Return the milliseconds that slow steps take longer, and their period."""
+        return self.delay_ms, self.every
 
-    def gradient_scale(self, step: int, rank: int) -> float:
-        """Return the factor of this rank's part of the gradients in this step; 0 drops the part."""
-        return 0.0 if self.kind == "drop_gradient" and rank == self.rank and step == self.step else 1.0
+
+class PlantedFault:
+    """A :class:`Fault` around the steps, the batches and the model of a rank; training code does not know of faults."""
+
+    def __init__(self, fault: Fault, rank: int, device: torch.device) -> None:
+        """Prepare the fault; the delay of a slow step is calibrated on ``device``."""
+        delay_ms, self._every = fault.slow_steps
+        self._fault, self._delay = fault, Delay(device, delay_ms)
+        self._is_here = fault.rank in (None, rank)
+        # That of the measured step that runs.
+        self._step = 0
+
+    @contextmanager
+    def in_step(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, capture: OperatorCapture | None = None
+    ) -> Iterator[None]:
+        """Plant the fault of a measured step in its operators, or after them; ``capture`` records them."""
+        self._step = step
+        # The capture is entered between the two, so that it records both faults.
+        with self._flips(OPERATOR_OUTPUT, OPERATOR_NAN):
+            if capture:
+                capture.begin(step)
+            with self._flips(OPERATOR_INPUT):
+                yield
+            self._change_state(model, optimizer)
+            if capture:
+                capture.end()
+        self._step = 0
+
+    def batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``batches``; by fault, one is late or has another integer, or two are swapped."""
+        for batch in batches:
+            fault = self._fault
+            if fault.kind == "slowdown" and self._is_here and self._step >= fault.step and not self._step % self._every:
+                self._delay()
+            if not self._strikes(BATCH_INTEGER, SWAPPED_BATCHES):
+                yield batch
+                continue
+            # The next batch may lie in the same memory.
+            with disable_current_modes():
+                kept: Any = map_aggregate(batch, lambda values: values.clone())  # type: ignore[union-attr]
+                if fault.kind == BATCH_INTEGER:
+                    integers = next(values for values in _leaves(kept) if not values.is_floating_point()).view(-1)
+                    integers[(fault.call - 1) % len(integers)] ^= 1
+            if fault.kind == SWAPPED_BATCHES:
+                yield next(batches)
+            yield kept
+
+    def around(self, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Return ``forward``, whose backward pass makes zeros in the step of ``drop_gradient``."""
+
+        def planted(*args: Any) -> torch.Tensor:
+            output = forward(*args)
+            if self._strikes("drop_gradient"):
+                output.register_hook(torch.zeros_like)
+            return output
+
+        return planted
+
+    def _strikes(self, *kinds: str) -> bool:
+        return self._is_here and self._fault.kind in kinds and self._step == self._fault.step
+
+    def _flips(self, *kinds: str) -> AbstractContextManager[object]:
+        """Return the context of a step in which a bit flips, if the fault is of ``kinds`` in this step on this rank."""
+        fault = self._fault
+        if not self._strikes(*kinds):
+            return nullcontext()
+        return BitFlip(
+            fault.operator, fault.call, of_input=fault.kind == OPERATOR_INPUT, is_nan=fault.kind == OPERATOR_NAN
+        )
+
+    @torch.no_grad()
+    def _change_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Change a weight or a moment of the optimizer if the fault does so after this step."""
+        if not self._strikes("weight_ulp", "double_moment", "read_uninitialized"):
+            return
+        kind, tensors = self._fault.kind, model.parameters()
+        if kind == "double_moment":
+            tensors = (optimizer.state[parameter]["exp_avg"] for parameter in tensors)
+        first = next(shard for shard in map(own_shard, tensors) if shard.numel())
+        if kind == "weight_ulp":
+            # The next bit pattern is the next float.
+            first.view(torch.int32).view(-1)[:1].add_(1)
+        elif kind == "double_moment":
+            # The largest one, because a change of a small one can be lost in rounding.
+            first.view(-1)[first.abs().argmax()] *= 2
+        else:
+            first.view(-1)[:1].add_(torch.empty(1, dtype=first.dtype, device=first.device))
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

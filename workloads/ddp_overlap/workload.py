@@ -1,7 +1,7 @@
 """The ``ddp_overlap`` workload."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from ..common.rules import Rule
 from ..ranking.model import RankingModel
 from ..ranking.settings import ClickSettings
-from ..ranking.training import Forward, RankingTraining
+from ..ranking.training import Distributed, RankingTraining
 from .hook import BucketReduction, ReduceScatterStress, wrap
 
 
@@ -25,53 +25,52 @@ class DdpOverlapSettings(ClickSettings):
     gradient_as_bucket_view: bool
     static_graph: bool
 
+    @property
+    def overlaps(self) -> bool:
+        """Return the value of ``enable_overlap``."""
+        return self.enable_overlap
+
     def rules(self, device: str, ranks: int) -> Iterator[Rule]:
         """Yield the combinations of keys that a launch refuses."""
         yield from super().rules(device, ranks)
         yield self.unscaled("compute_dtype", self.compute_dtype)
 
 
+def apply_ddp(model: RankingModel, settings: DdpOverlapSettings, device: torch.device) -> Distributed:
+    """Wrap ``model`` in DDP, which fills buckets only in the backward pass of the last micro-batch."""
+    stress = None
+    if settings.overlap_reduce_scatter:
+        stress = ReduceScatterStress(device, clone=settings.clone_for_reduce_scatter, beside=settings.overlaps)
+    reduction = BucketReduction(device, overlap=settings.overlaps, stress=stress)
+    wrapped = wrap(
+        model,
+        reduction,
+        bucket_cap_mb=settings.bucket_cap_mb,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        static_graph=settings.static_graph,
+    )
+
+    def forward_by_autocast(dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, dtype=settings.compute_dtype):
+            logits: torch.Tensor = wrapped(dense, rows)
+        return logits
+
+    def metrics() -> dict[str, float]:
+        return {
+            "all_reduces_per_step": float(reduction.num_in_last_step),
+            "reduce_scatters_per_step": float(stress.num_in_last_step if stress else 0),
+        }
+
+    return Distributed(
+        wrapped if settings.compute_dtype == torch.float32 else forward_by_autocast,
+        lambda is_last: nullcontext() if is_last else wrapped.no_sync(),
+        reduction.finish,
+        metrics,
+    )
+
+
 class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
     """The model of ``ranking`` under DDP, whose communication hook sums buckets on streams of its own."""
 
     name, settings_type = "ddp_overlap", DdpOverlapSettings
-
-    @property
-    def overlaps(self) -> bool:
-        """Return the value of ``enable_overlap``."""
-        return self._settings.enable_overlap
-
-    def distribute(self, model: RankingModel) -> Forward:
-        """Wrap ``model`` in DDP."""
-        settings, self._stress = self._settings, None
-        if settings.overlap_reduce_scatter:
-            clone = settings.clone_for_reduce_scatter
-            self._stress = ReduceScatterStress(self._device, clone=clone, beside=self.overlaps)
-        self._reduction = BucketReduction(self._device, overlap=self.overlaps, stress=self._stress)
-        self._wrapped = wrap(
-            model,
-            self._reduction,
-            bucket_cap_mb=settings.bucket_cap_mb,
-            gradient_as_bucket_view=settings.gradient_as_bucket_view,
-            static_graph=settings.static_graph,
-        )
-        return self._wrapped if settings.compute_dtype == torch.float32 else self._forward_by_autocast
-
-    def micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Have DDP fill buckets only in the backward pass of the last micro-batch."""
-        return nullcontext() if is_last else self._wrapped.no_sync()
-
-    def finish_gradients(self) -> None:
-        """Run the collectives that do not run beside backward."""
-        self._reduction.finish()
-
-    def _metrics(self, step_time_s: float, grad_norms: list[float]) -> dict[str, float]:
-        return super()._metrics(step_time_s, grad_norms) | {
-            "all_reduces_per_step": float(self._reduction.num_in_last_step),
-            "reduce_scatters_per_step": float(self._stress.num_in_last_step if self._stress else 0),
-        }
-
-    def _forward_by_autocast(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self._device.type, dtype=self._settings.compute_dtype):
-            logits: torch.Tensor = self._wrapped(dense, rows)
-        return logits
+    parallelize = staticmethod(apply_ddp)

@@ -90,7 +90,7 @@ def check_all_gather(kind: str, num_shards: int) -> None:
         )
 
 
-def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
+def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Have all groups of FSDP2 in ``model``, whose parameters are sharded over ``group``, gather symmetrically."""
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     # Torch 2.11 lacks this method; the rest of this function goes with the support of 2.11.
@@ -101,7 +101,7 @@ def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: tor
     symmetric_memory.set_backend("NCCL")
     # Windows can only be registered with a communicator that exists.
     dist.barrier(group)
-    pool = symmetric_memory.get_mem_pool(device)
+    pool = symmetric_memory.get_mem_pool(torch.device("cuda", torch.cuda.current_device()))
 
     def gather(output: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, **options: Any) -> dist.Work | None:
         # Torch registers memory with NCCL once, however often the pool hands the memory out.

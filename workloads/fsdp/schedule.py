@@ -1,15 +1,10 @@
 """One training step: the order in which transfers and GEMMs are submitted, and the waits between them."""
 
-import time
-
 import torch
 
-from pytest_aorta.worker import Delay, StreamSpans, Transfer
-
 from ..common.collectives import all_gather, reduce_scatter
-from ..common.streams import DeviceStream, InlineStream, Prefetcher, Work, collective_stream
+from ..common.streams import DeviceStream, InlineStream, Prefetcher, Transfer, Work, collective_stream
 from .buffers import Buffers
-from .faults import Fault
 from .oracle import INPUT_SLOTS, CodeTable, Contribution
 from .settings import Settings
 from .verification import Verification
@@ -22,21 +17,12 @@ class TrainingStep:
     step has an even number of gathers), gradients by turn within a step.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        buffers: Buffers,
-        codes: CodeTable,
-        verification: Verification,
-        fault: Fault,
-        spans: StreamSpans,
-    ) -> None:
+    def __init__(self, settings: Settings, buffers: Buffers, codes: CodeTable, verification: Verification) -> None:
         """Prepare the streams; nothing is submitted before the first :meth:`run`."""
         self._settings, self._buffers, self._codes = settings, buffers, codes
-        self._verification, self._fault, self._spans = verification, fault, spans
+        self._verification = verification
         device = buffers.index.device
         self._contribution = Contribution(settings.world_size, settings.rank, settings.dtype, device)
-        self._delay = Delay(device, settings.fault.delay_ms)
         on_stream = settings.h2d_prefetch and device.type == "cuda"
         inputs = DeviceStream(device) if on_stream else InlineStream()
         self._inputs = Prefetcher(inputs, int(settings.h2d_prefetch), self._input_copy)
@@ -45,7 +31,7 @@ class TrainingStep:
             self._collectives,
             int(settings.comm_stream),
             self._gather,
-            in_line=lambda number: fault.runs_in_line(self._layer_of_gather(number)),
+            in_line=lambda number: self.runs_in_line(self._layer_of_gather(number)),
         )
 
     def run(self, iteration: int) -> None:
@@ -58,67 +44,80 @@ class TrainingStep:
         self._forward(iteration)
         self._backward(iteration)
         self._apply_gradients(iteration)
-        if self._fault.is_due("slowdown", iteration):
-            self._delay()
-        if self._fault.is_due("late_host", iteration):
-            time.sleep(self._settings.fault.delay_ms / 1e3)
+
+    def end(self) -> None:
+        """Complete the weights after the last step."""
+
+    def runs_in_line(self, layer: int) -> bool:  # noqa: ARG002
+        """Return whether compute waits for the layer's collectives as soon as they are submitted."""
+        return False
+
+    def input_slot(self, iteration: int) -> int:
+        """Return the slot of the host's input that is copied to the device."""
+        return iteration % INPUT_SLOTS
+
+    def gathered(self, iteration: int, layer: int, phase: str) -> torch.Tensor:
+        """Wait for the layer's parameters and return them, one row per source rank."""
+        turn = layer if phase == "forward" else 2 * self._settings.layers - 1 - layer
+        begin = 2 * self._settings.layers * iteration
+        # Not beyond this step, since the parameters of the next step are not written yet.
+        self._gathers.take(begin + turn, last=begin + 2 * self._settings.layers - 1)
+        return self._buffers.gathered[turn % 2]
+
+    def gradient(self, iteration: int, layer: int) -> torch.Tensor:
+        """Return this rank's contribution to the layer's gradient."""
+        gradient = self._buffers.gradients[(self._settings.layers - 1 - layer) % 2]
+        self._codes.write(gradient, self._buffers.index, iteration, layer)
+        self._contribution.keep_own(gradient, iteration)
+        return gradient
+
+    def reduced(self, iteration: int, layer: int) -> torch.Tensor:  # noqa: ARG002
+        """Return this rank's shard of the layer's summed gradient, which has arrived."""
+        return self._buffers.reduced[layer]
 
     def _forward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
         for layer in range(self._settings.layers):
             self._use_parameters(iteration, layer, "forward")
-            with self._spans.span("compute"):
-                torch.mm(gemm.activation, gemm.weight, out=gemm.output)
+            torch.mm(gemm.activation, gemm.weight, out=gemm.output)
 
     def _backward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
         scatters: list[Work] = []
         for turn, layer in enumerate(reversed(range(self._settings.layers))):
             self._use_parameters(iteration, layer, "backward")
-            with self._spans.span("compute"):
-                torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
-                torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
+            torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
+            torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
             if turn >= 2:
                 # This reduce-scatter reads the buffer that is written next.
                 scatters[turn - 2].wait()
-            gradient = self._buffers.gradients[turn % 2]
-            self._codes.write(gradient, self._buffers.index, iteration, layer)
-            self._contribution.keep_own(gradient, iteration)
-            self._fault.on_gradient(gradient, iteration, layer)
-            scatters.append(self._collectives.submit(self._scatter(layer, gradient)))
-            if self._fault.runs_in_line(layer):
+            scatters.append(self._collectives.submit(self._scatter(layer, self.gradient(iteration, layer))))
+            if self.runs_in_line(layer):
                 scatters[-1].wait()
         for work in scatters[-2:]:
             work.wait()
 
     def _use_parameters(self, iteration: int, layer: int, phase: str) -> None:
-        turn = layer if phase == "forward" else 2 * self._settings.layers - 1 - layer
-        begin = 2 * self._settings.layers * iteration
-        # Not beyond this step, since the parameters of the next step are not written yet.
-        self._gathers.take(begin + turn, last=begin + 2 * self._settings.layers - 1)
-        chunks = self._buffers.gathered[turn % 2]
-        self._fault.on_gathered(chunks, iteration, layer, phase)
-        self._verification.check_gathered(iteration, layer, phase, chunks)
+        self._verification.check_gathered(iteration, layer, phase, self.gathered(iteration, layer, phase))
 
     def _apply_gradients(self, iteration: int) -> None:
-        for layer, reduced in enumerate(self._buffers.reduced):
-            self._fault.on_reduced(reduced, iteration, layer)
-            self._verification.check_reduced(iteration, layer, reduced)
+        for layer in range(self._settings.layers):
+            self._verification.check_reduced(iteration, layer, self.reduced(iteration, layer))
         # Without an optimizer there are no weights.
         for weights, reduced in zip(self._buffers.weights, self._buffers.reduced, strict=False):
             weights.sub_(reduced)
 
     def _input_copy(self, iteration: int) -> Transfer:
-        slot = self._fault.input_iteration(iteration) % INPUT_SLOTS
+        slot = self.input_slot(iteration)
 
         def copy(_asynchronous: bool) -> None:
             self._buffers.inputs[iteration % 2].copy_(self._buffers.host_inputs[slot], non_blocking=True)
 
-        return self._spans.around("copy", copy)
+        return copy
 
     def _gather(self, number: int) -> Transfer:
         out, shard = self._buffers.gathered[number % 2].view(-1), self._buffers.shards[self._layer_of_gather(number)]
-        return self._spans.around("all_gather", lambda asynchronous: all_gather(out, shard, async_op=asynchronous))
+        return lambda asynchronous: all_gather(out, shard, async_op=asynchronous)
 
     def _layer_of_gather(self, number: int) -> int:
         turn = number % (2 * self._settings.layers)
@@ -126,4 +125,4 @@ class TrainingStep:
 
     def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
         out = self._buffers.reduced[layer]
-        return self._spans.around("reduce_scatter", lambda is_async: reduce_scatter(out, gradient, async_op=is_async))
+        return lambda asynchronous: reduce_scatter(out, gradient, async_op=asynchronous)

@@ -10,7 +10,40 @@ import torch
 
 from ..common.rules import Rule, check_rules, checkpoint_rules
 from ..common.settings import read_settings
-from .faults import FaultSpec
+
+GATHER_KINDS = ("stale_gather", "zeroed_gather", "partial_gather", "permuted_gather", "swapped_shards")
+DATA_KINDS = (*GATHER_KINDS, "stale_h2d", "dropped_gradient", "stale_gradient")
+
+
+@dataclass(frozen=True)
+class FaultSpec:
+    """The block ``fault`` of a config; ``iteration`` counts checked iterations from 0, None is every rank or layer."""
+
+    kind: str = "none"
+    iteration: int = 0
+    layer: int | None = 0
+    phase: str = "forward"
+    rank: int | None = None
+    source_rank: int = 0
+    delay_ms: float = 0.0
+    every: int = 1
+
+    def check(self, *, verify: int, layers: int, world_size: int, optimizer: str) -> None:
+        """Raise ValueError if the fault could not happen in this run."""
+        if self.kind in DATA_KINDS:
+            self._check_range("iteration", self.iteration, verify, "checked iterations (config key 'verify')")
+        if self.layer is None and self.kind != "in_line":
+            raise ValueError(f"fault {self.kind!r} has layer null, which only 'in_line' can have")
+        self._check_range("layer", self.layer or 0, layers, "layers")
+        for name, rank in (("rank", self.rank), ("source_rank", self.source_rank)):
+            self._check_range(name, rank or 0, world_size, "ranks")
+        if self.kind == "weight" and optimizer == "none":
+            raise ValueError("fault 'weight' needs weights, and optimizer 'none' has none: set optimizer to 'sgd'")
+
+    def _check_range(self, name: str, value: int, count: int, of_what: str) -> None:
+        if not 0 <= value < count:
+            allowed = f"0..{count - 1}" if count else "none"
+            raise ValueError(f"fault {self.kind!r} has {name} {value}; of {count} {of_what}, allowed is {allowed}")
 
 
 @dataclass(frozen=True)
@@ -21,7 +54,6 @@ class Settings:
     warmup: int
     verify: int
     profile_steps: int
-    span_every: int
     layers: int
     gemm_size: int
     fsdp_shard_size: int

@@ -12,7 +12,6 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
-    StreamSpans,
     environment_facts,
     hash_shards,
     measure,
@@ -20,18 +19,26 @@ from pytest_aorta.worker import (
 )
 
 from .. import checkpoint
-from ..common.result import SpansWorkload, peak_memory_metrics, timed_result
+from ..common.result import GroupWorkload, peak_memory_metrics, timed_result
 from .buffers import Buffers
-from .faults import Fault
+from .faults import FaultyStep
 from .oracle import CodeTable
-from .schedule import TrainingStep
 from .settings import Settings
 from .verification import Verification
 
 _GEMMS_PER_LAYER = 3
 
 
-class FsdpWorkload(SpansWorkload):
+def fsdp_metrics(settings: Settings, device_time_s: float) -> dict[str, float]:
+    """Return the metrics of all measured steps, which took ``device_time_s`` together."""
+    gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
+    return {
+        "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
+        "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
+    }
+
+
+class FsdpWorkload(GroupWorkload):
     """FSDP's all-gathers, GEMMs and reduce-scatters as explicit calls, on data that identifies its origin.
 
     Steps run in three phases that differ only in their checks and timing: warm-up, checked, measured.
@@ -46,17 +53,14 @@ class FsdpWorkload(SpansWorkload):
         env = RankEnv.read()
         self._device = env.join("fsdp")
         settings = self._settings = Settings.read(self.config, env.rank, env.world_size)
-        buffers = self._buffers = Buffers(settings, self._device)
+        buffers = self.buffers = Buffers(settings, self._device)
         self._weight_hashes, self._trained = dict[str, str](), 0
         if settings.load_checkpoint is not None:
             self._trained = checkpoint.load(settings.load_checkpoint, self._state(0))
             settings.check_steps(self._trained)
         codes = CodeTable(settings.dtype, self._device, settings.seed)
         self._verification = Verification(settings, codes, buffers.index, buffers.input_index)
-        chunks = buffers.index.view(env.world_size, -1)
-        self._fault = Fault(settings.fault, codes, chunks, rank=env.rank, first_checked=settings.warmup)
-        self._spans = StreamSpans(self._device, settings.span_every)
-        self._step = TrainingStep(settings, buffers, codes, self._verification, self._fault, self._spans)
+        self._step = FaultyStep(settings, buffers, codes, self._verification)
         self._verification.rehearse()
 
     def run(self) -> RankResult:
@@ -68,14 +72,14 @@ class FsdpWorkload(SpansWorkload):
                 self._step.run(self._trained + iteration)
 
         def run_step(number: int, timer: StepTimer) -> None:
-            with timer.step(), self._spans.step(number):
+            with timer.step():
                 self._step.run(self._trained + first + number)
             if settings.hash_every and (number + 1) % settings.hash_every == 0:
                 self._hash_weights(first + number + 1)
 
         timer, elapsed_sec = measure(run_step, settings.steps, self._device)
         result = timed_result(timer, elapsed_sec, settings.steps)
-        metrics = self._metrics(sum(result.step_times_ms) / 1e3)
+        metrics = fsdp_metrics(settings, sum(result.step_times_ms) / 1e3) | peak_memory_metrics(self._device)
         self._hash_weights(settings.iterations)
         failure_count, failures = self._verification.failures()
         result = result.replace(
@@ -94,7 +98,7 @@ class FsdpWorkload(SpansWorkload):
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return this rank's shard of each layer's weights; there are none without an optimizer."""
-        return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self._buffers.weights))
+        return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self.buffers.weights))
 
     def _state(self, trained: int) -> dict[str, torch.Tensor]:
         """Return the weights that ``trained`` steps made, as shards of one tensor a layer, and this number."""
@@ -102,23 +106,13 @@ class FsdpWorkload(SpansWorkload):
         shards = {name: DTensor.from_local(shard, mesh, [Shard(0)]) for name, shard in self.named_parameters()}
         return {**shards, "optimizer.step": torch.tensor(trained)}
 
-    def _metrics(self, device_time_s: float) -> dict[str, float]:
-        """Return this rank's metrics."""
-        settings = self._settings
-        gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
-        metrics = {
-            "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
-            "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
-        }
-        return metrics | peak_memory_metrics(self._device)
-
     def _hash_weights(self, step: int) -> None:
         """Hash the weights after ``step``, counted from the first one of the warm-up."""
         settings = self._settings
-        if not self._buffers.weights:
+        if not self.buffers.weights:
             return
         if step == settings.iterations:
-            self._fault.on_final_weights(self._buffers.weights[settings.fault.layer or 0])
+            self._step.end()
         ranks, rank = settings.world_size, settings.rank
         shards = [LocalShard(name, (ranks * len(own),), own, rank * len(own)) for name, own in self.named_parameters()]
         self._weight_hashes[str(step)] = hash_shards(shards).hex

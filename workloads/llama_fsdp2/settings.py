@@ -20,6 +20,11 @@ class LlamaFsdp2Settings(LlamaSettings):
     compile_blocks: bool
 
     @property
+    def reduces_every_micro_batch(self) -> bool:
+        """Return the value of ``reduce_every_micro_batch``."""
+        return self.reduce_every_micro_batch
+
+    @property
     def fuses_blocks(self) -> bool:
         """Return whether inductor compiles blocks."""
         return self.compile_blocks

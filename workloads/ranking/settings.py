@@ -1,6 +1,7 @@
 """The config keys that ``ranking`` and ``ddp_overlap`` share, and those of ``ranking``, as typed values."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,6 +29,11 @@ class ClickSettings(TrainingSettings):
         """Samples of one step on each rank."""
         return self.batch_size * self.gradient_accumulation
 
+    @property
+    @abstractmethod
+    def overlaps(self) -> bool:
+        """Return whether communication may leave the compute stream."""
+
     def rules(self, device: str, ranks: int) -> Iterator[Rule]:
         """Yield the combinations of keys that a launch refuses."""
         yield from super().rules(device, ranks)
@@ -51,6 +57,11 @@ class RankingSettings(ClickSettings):
     forward_prefetch: int
     backward_prefetch: int
     one_stream: bool
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether communication may leave the compute stream."""
+        return not self.one_stream
 
     def rules(self, device: str, ranks: int) -> Iterator[Rule]:
         """Yield the combinations of keys that a launch refuses."""

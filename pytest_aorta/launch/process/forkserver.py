@@ -26,7 +26,6 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, fork, guard_launch, prepare_agent, reap_children
-from pytest_aorta.launch.sweep import mark_this_process
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 
@@ -250,7 +249,7 @@ class ForkServer:
         # The process id can't have been reused: only a later request reaps the guard.
         pidfd = os.pidfd_open(pid)
         try:
-            send(self.channel, {"guard_pid": pid}, [pidfd])
+            send(self.channel, {}, [pidfd])
         finally:
             os.close(pidfd)
 
@@ -264,7 +263,6 @@ class ForkServer:
         os.close(log_fd)
         for note in self.kept_out:
             print(f"fork server: {note}", flush=True)
-        mark_this_process(message["environ"][variables.LAUNCH_ID])
         os.environ.clear()
         os.environ.update(message["environ"])
         os.chdir(message["folder"])

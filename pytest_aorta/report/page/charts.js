@@ -85,9 +85,18 @@ const aortaCharts = (data) => {
     return new Float32Array(bytes.buffer);
   }
   const brief = (value) => value == null ? "-" : `${Number(value.toPrecision(4))}`;
+  // As many digits as tell the ticks of an axis apart, and room for the longest of them.
+  function labels(plot, places) {
+    for (let digits = 4; ; digits++) {
+      const shown = places.map((at) => at == null ? "" : `${Number(at.toPrecision(digits))}`);
+      if (digits === 12 || new Set(shown.filter(Boolean)).size === shown.filter(Boolean).length) return shown;
+    }
+  }
+  const room = (plot, shown) => Math.max(60, 22 + 7 * Math.max(0, ...(shown ?? []).map((text) => text.length)));
+  const wholeSteps = [1, 2, 5].flatMap((first) => [1, 10, 100, 1000, 1e4, 1e5].map((power) => first * power)).sort((one, two) => one - two);
   const axis = (more) => ({
     stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 },
-    font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, ...more,
+    font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, ...(more.label === "step" ? { incrs: wholeSteps } : {}), ...more,
   });
   const hueOf = (number, count) => `hsl(${Math.round(205 + 330 * number / count) % 360} 65% ${aortaTheme.isDark() ? 66 : 40}%)`;
   const DASHES = { baseline: [5, 4], reference: [2, 3] };
@@ -119,10 +128,9 @@ const aortaCharts = (data) => {
     figure.dataset.scale = isLog ? "logarithmic" : "linear";
     const range = (_, least, most) => isLog ? [least / 1.1, most * 1.1] : uPlot.rangeNum(least, most, 0.1, false);
     const splits = isLog ? { splits: (plot, at, least, most) => logSplits(least, most), filter: (plot, places) => places } : {};
-    const values = (plot, places) => places.map(brief);
     return {
       scale: { distr: isLog ? 3 : 1, range },
-      axis: axis({ label: isLog ? "ms, logarithmic" : "ms", size: 60, values, ...splits }),
+      axis: axis({ label: isLog ? "ms, logarithmic" : "ms", size: room, values: labels, ...splits }),
     };
   }
   function logSplits(least, most) {
@@ -205,7 +213,7 @@ const aortaCharts = (data) => {
     }))];
     const values = [xs, ...lines.map((line) => line.values)];
     return make(canvas, 220, { series, scales: { x: { time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low, high] } },
-      axes: [axis({ label: "step", size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }), axis({ size: 60, values: (plot, places) => places.map(brief) })] },
+      axes: [axis({ label: "step", size: 34 }), axis({ size: room, values: labels })] },
       values, [xs[0], xs[xs.length - 1]]);
   }
 

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median_low
-from typing import Annotated, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta
 
 from pytest_aorta.result.trace.families import mean_over_steps
 from pytest_aorta.result.trace.profiled_steps import (
@@ -213,9 +212,6 @@ class Part(StrEnum):
     """Copies during which the critical rank neither computes nor communicates."""
     IDLE = "idle"
     """Time that the critical rank's device loses to delays of its host."""
-
-
-PartName: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(Part)})$")]
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Annotated, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from msgspec import Meta, field
+from msgspec import field
 
 from pytest_aorta.common.model import Count, Milliseconds, Model, NotNegative, Positive
 from pytest_aorta.result.trace.step_graph import StepGraph
@@ -44,9 +44,6 @@ class Collective(StrEnum):
     BROADCAST = "broadcast"
     SEND_RECV = "send_recv"
     OTHER = "other"
-
-
-CollectiveKind: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(Collective)})$")]
 
 
 class CollectiveTime(Model, frozen=True):
@@ -106,13 +103,13 @@ class StepOverlap(Model, frozen=True):
             communicates; 0 where waits are not separated from communication.
     """
 
-    step_ms: Annotated[float, Meta(gt=0)]
+    step_ms: NotNegative
     compute_ms: NotNegative
     comm_ms: NotNegative
     copy_ms: NotNegative
     idle_ms: NotNegative
     hidden_comm_ms: NotNegative
-    collectives: dict[CollectiveKind, CollectiveTime] = field(default_factory=dict)
+    collectives: dict[str, CollectiveTime] = field(default_factory=dict)
     exposed_wait_ms: NotNegative = 0.0
 
     @property
@@ -135,18 +132,18 @@ class FamilyTime(Model, frozen=True):
     """
 
     ms: Milliseconds
-    calls: Annotated[float, Meta(ge=0, le=1e12)]
+    calls: NotNegative
 
 
 # Time and calls of each kernel family, or of each operator on CPU ranks.
-Kernels: TypeAlias = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=96)], FamilyTime], Meta(max_length=64)]
+Kernels: TypeAlias = dict[str, FamilyTime]
 
 
 class Call(Model, frozen=True):
     """A call of a collective in a process group. The attributes are those of :class:`CollectiveCalls`."""
 
     kind: Collective
-    group: Annotated[str, Meta(max_length=4096)]
+    group: str
     group_size: Positive | None
     num_bytes: Count | None
 
@@ -178,12 +175,11 @@ class CollectiveCalls(Call, frozen=True):
         ms: Duration of each call in the profiled steps in milliseconds, in order.
     """
 
-    ms: Annotated[list[NotNegative], Meta(max_length=4096)]
+    ms: list[NotNegative]
 
 
 # A lane of a timeline -> ``[begin_ms, end_ms]`` of each interval, from the beginning of the step.
-LaneName: TypeAlias = Annotated[str, Meta(pattern=f"^(compute|copy|wait|{'|'.join(Collective)})$")]
-Timeline: TypeAlias = dict[LaneName, Annotated[list[list[NotNegative]], Meta(max_length=1000)]]
+Timeline: TypeAlias = dict[str, list[list[NotNegative]]]
 
 
 class Profile(Model, frozen=True, omit_defaults=True):
@@ -209,8 +205,8 @@ class Profile(Model, frozen=True, omit_defaults=True):
     head_start: HeadStart | None = None
     as_run: list[StepOverlap] = field(default_factory=list)
     kernels: Kernels = field(default_factory=dict)
-    collectives: Annotated[list[CollectiveCalls], Meta(max_length=64)] = field(default_factory=list)
-    problem: Annotated[str, Meta(max_length=1000)] = ""
+    collectives: list[CollectiveCalls] = field(default_factory=list)
+    problem: str = ""
 
     def metrics(self) -> dict[str, float]:
         """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run; none without steps.
@@ -268,10 +264,10 @@ class CollectiveFacts(Model, frozen=True):
         straggler: The rank that the others wait for.
     """
 
-    calls: Annotated[float, Meta(ge=0, le=1e12)]
-    bus_bytes: Annotated[float, Meta(ge=0, le=1e100)]
+    calls: NotNegative
+    bus_bytes: NotNegative
     transfer_ms: Milliseconds
-    wait_ms: Annotated[list[Milliseconds], Meta(min_length=1, max_length=MAX_WAITS_BY_RANK)]
+    wait_ms: list[Milliseconds]
     straggler: Count
 
     @property
@@ -402,7 +398,7 @@ def _facts(served: Sequence[_Served], num_steps: int) -> CollectiveFacts:
 
 
 # The name of an operator, a kernel family or a call of the device's runtime -> a number per step.
-Counts: TypeAlias = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=200)], Count], Meta(max_length=20_000)]
+Counts: TypeAlias = dict[str, Count]
 
 
 class Cost(StrEnum):
@@ -431,12 +427,12 @@ class CollectiveCost(Model, frozen=True, omit_defaults=True):
         group: Names of the process groups, for messages only; empty if unknown.
     """
 
-    kind: CollectiveKind
+    kind: str
     calls: Positive
     group_size: Positive | None = None
-    dtype: Annotated[str, Meta(max_length=40)] = ""
+    dtype: str = ""
     bytes: Count | None = None
-    group: Annotated[str, Meta(max_length=400)] = ""
+    group: str = ""
 
     def __str__(self) -> str:
         """Return what distinguishes the calls from others, such as ``all_gather over 2 ranks, bfloat16``."""
@@ -462,7 +458,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
         problem: The reason why nothing was counted; empty if the step was counted.
     """
 
-    collectives: Annotated[list[CollectiveCost], Meta(max_length=1000)] = field(default_factory=list)
+    collectives: list[CollectiveCost] = field(default_factory=list)
     flops: Counts = field(default_factory=dict)
     operators: Counts = field(default_factory=dict)
     kernels: Counts | None = None
@@ -473,7 +469,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
     without_flops: Counts = field(default_factory=dict)
     places: dict[Cost, dict[str, Counts]] = field(default_factory=dict)
     graph: StepGraph | None = None
-    problem: Annotated[str, Meta(max_length=1000)] = ""
+    problem: str = ""
 
     def counts(self, cost: Cost) -> dict[str, int] | None:
         """Return the parts of a cost by name; None if they were not counted, e.g. kernels of CPU ranks."""
@@ -521,7 +517,7 @@ class CostsOfRanks(Model, frozen=True):
         costs: The costs of a step of each of them.
     """
 
-    ranks: Annotated[list[Count], Meta(min_length=1)]
+    ranks: list[Count]
     costs: Costs
 
 

@@ -7,15 +7,13 @@ collective can hide under compute is which of the two waits for the other.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import field
 
 from pytest_aorta.common.model import Count, Model, Positive
 
 # A step of a Llama of 80 layers in 16 micro-batches has some 40,000 nodes.
 MAX_NODES = 100_000
-_Text: TypeAlias = Annotated[str, Meta(max_length=200)]
 
 
 class Work(StrEnum):
@@ -45,15 +43,15 @@ class Node(Model, frozen=True, omit_defaults=True):
     """
 
     work: Work
-    name: _Text
+    name: str
     stream: Count
     after: list[Count]
     flops: Count = 0
     num_bytes: Count = 0
-    group: _Text = ""
+    group: str = ""
     group_size: Positive = 1
-    of: _Text = ""
-    place: _Text = ""
+    of: str = ""
+    place: str = ""
 
 
 class StepGraph(Model, frozen=True, omit_defaults=True):
@@ -67,7 +65,7 @@ class StepGraph(Model, frozen=True, omit_defaults=True):
         problem: The reason why there is no graph; empty if there is one.
     """
 
-    streams: Annotated[list[_Text], Meta(max_length=1000)] = field(default_factory=list)
-    nodes: Annotated[list[Node], Meta(max_length=MAX_NODES)] = field(default_factory=list)
-    unseen: Annotated[list[_Text], Meta(max_length=100)] = field(default_factory=list)
-    problem: Annotated[str, Meta(max_length=1000)] = ""
+    streams: list[str] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    problem: str = ""

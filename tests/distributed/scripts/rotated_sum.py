@@ -47,8 +47,9 @@ class RotatedReduceScatter(ReduceScatter):
 
 
 class RotatedFsdp2(LlamaFsdp2Workload):
-    def shard(self, model, mesh):
-        super().shard(model, mesh)
+    @staticmethod
+    def shard(model, mesh, settings):
+        LlamaFsdp2Workload.shard(model, mesh, settings)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_reduce_scatter(RotatedReduceScatter())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.history import CONFIRMING_VERSIONS, case_histories, new_changes
+from pytest_aorta.cli.history import CONFIRMING_VERSIONS, case_histories, told_changes
 from pytest_aorta.cli.history import find_changes as changes_of
 from pytest_aorta.cli.main import main
 from pytest_aorta.session.record import Side
@@ -87,6 +87,10 @@ def test_change_is_found_at_its_commit_and_judged_by_the_metrics_direction(otava
     assert float(change.cells[6].strip("%")) == pytest.approx(5, abs=0.3)
 
 
+def new_changes(history):
+    return [change for change, is_new in told_changes(history) if is_new]
+
+
 def test_change_is_reported_once_as_soon_as_it_is_confirmed(otava):
     values = STEADY + SLOWER
     reported = [number for number in range(10, len(values) + 1) if new_changes(one(entries_of(values[:number])))]
@@ -129,7 +133,7 @@ def test_changes_exits_with_1_for_a_new_change_and_names_what_else_differs(here,
     assert main(["history", "history"]) == 1
     out = capsys.readouterr().out
     assert re.search(rf"step_time_p50 +{commit_of(19)[:12]} +{commit_of(20)[:12]} .*worse, torch 2.11.0 -> 2.12.0", out)
-    assert out.endswith("1 new change in 4 metrics of 1 case\n")
+    assert out.endswith("1 new change, 0 of earlier versions, in 4 metrics of 1 case\n")
 
 
 def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys):

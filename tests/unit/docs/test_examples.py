@@ -12,21 +12,11 @@ import pytest
 import yaml
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-SBATCH = sorted(EXAMPLES.glob("slurm/*.sbatch"))
 MANIFESTS = sorted(EXAMPLES.glob("kubernetes/*.yaml"))
 
 
 def pod(job: dict[str, Any]) -> dict[str, Any]:
     return dict(job["spec"]["template"]["spec"])
-
-
-@pytest.mark.parametrize("path", SBATCH, ids=lambda path: path.name)
-def test_batch_script_asks_slurm_before_its_first_command(path):
-    lines = path.read_text(encoding="utf-8").splitlines()
-    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
-    directives = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
-    assert directives
-    assert max(directives) < first
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)

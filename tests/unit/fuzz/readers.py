@@ -1,6 +1,5 @@
 """Every reader of the package, with a strategy for its input and the errors that it may raise."""
 
-import fcntl
 import gzip
 import json
 from collections.abc import Callable, Mapping
@@ -11,35 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import slug
-from pytest_aorta.common.model import read_model, to_builtins
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.leases import holders, lease
-from pytest_aorta.report.markdown import Findings, findings, markdown
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.kineto import read_trace
-from pytest_aorta.result.trace.profiled_steps import (
-    CollectiveFacts,
-    CollectiveTime,
-    FamilyTime,
-    StepOverlap,
-)
-from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
-    ENDED_WELL,
-    default_priors,
-    make_baseline,
-    make_facts,
     make_plan,
-    make_record,
-    make_verdict,
-    rank_values,
-    stored,
     write_plan_file,
     write_rank_file,
 )
@@ -62,73 +38,6 @@ class Reader:
     cases: st.SearchStrategy[Any]
     read: Callable[[Any, Path], object]
     errors: tuple[type[BaseException], ...] = (AortaError,)
-
-
-# --- stored documents -------------------------------------------------------------------------------------------------
-
-HASHES = to_builtins(TensorHashes(["w"], [[2]], {"3": ["a" * 32]}))
-STEP = to_builtins(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": CollectiveTime(4.0, 2.0)}))
-CALLS = {"kind": "all_gather", "group": "0 [0, 1]", "group_size": 2, "num_bytes": 64, "ms": [4.0]}
-PROFILED = {"kernels": {"gemm": {"ms": 6.0, "calls": 2.0}}, "collectives": [CALLS]}
-RANK = rank_values(
-    tensor_hashes={"weights": HASHES},
-    boundary_hashes={"forward": HASHES},
-    overlap=[STEP],
-    collective_ms=[1.0, 2.0],
-    memory_bytes=[5],
-    grad_norm=[1.0, 1.0, 1.0],
-    timeline={"compute": [[0.0, 1.0]]},
-    **PROFILED,
-)
-FINDINGS = to_builtins(
-    findings(
-        [make_record("a", [make_verdict(Outcome.REGRESSION)], outcome="failed", failure="why\n/close")],
-        commit="c0ffee00" * 5,
-        command=("pytest",),
-    )
-)
-
-
-def _read_findings(data: bytes, folder: Path) -> None:
-    file = folder / "aorta.findings.json"
-    file.write_bytes(data)
-    text = markdown(read_model(file, Findings, max_bytes=1 << 20, follow_links=False), max_bytes=20_000)
-    assert len(text.encode()) <= 20_000
-    assert not any(line.lstrip().startswith("/") for line in text.splitlines())
-
-
-def _read_ranks(data: bytes, folder: Path) -> None:
-    plan = make_plan(folder)
-    for rank, content in enumerate((data, json.dumps(RANK))):
-        write_rank_file(folder, rank, "result.json", content)
-    assert collect_result(plan, ENDED_WELL).facts
-
-
-BASELINE = to_builtins(
-    make_baseline(
-        launches=stored(
-            make_facts(
-                exposed_ms={"all_gather": 1.0},
-                rank_lag_ms=[1.0, 0.0],
-                kernels={"gemm": FamilyTime(6.0, 2.0)},
-                collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
-            )
-        )
-    )
-)
-
-
-def _read_baseline(data: bytes, folder: Path) -> None:
-    file = folder / "baseline.json"
-    file.write_bytes(data)
-    baseline = read_baseline_file(file)
-    json.dumps(to_builtins(baseline), allow_nan=False)
-    for facts in baseline.center_launches:
-        assert facts.device in ("cpu", "cuda")
-        assert facts.provenance.moment_s > -(2**40)
-    comparison = StoredComparison("case", BASELINE["config"], baseline, {}, default_priors, 3)
-    for row in comparison.judge([make_facts()] * 3).rows:
-        to_builtins(row)
 
 
 # --- what a launch leaves ---------------------------------------------------------------------------------------------
@@ -197,38 +106,8 @@ TRACES = (
 )
 
 
-# --- leases -----------------------------------------------------------------------------------------------------------
-
-HOLDER = {
-    "resource": "gpu0",
-    "owner": "test (pid 5)",
-    "since_s": 1.0,
-    "exclusive": False,
-    "ticket": "1.holding",
-    "pid_namespace": 4026531836,
-}
-HOLDER_FILES = damaged_bytes(json.dumps(HOLDER).encode() + b'\nlaunch "/tmp/run"\n') | damaged(HOLDER).map(
-    lambda document: json.dumps(document).encode() + b"\n"
-)
-
-
-def _read_holder(data: bytes, folder: Path) -> None:
-    leases = folder / "leases"
-    leases.mkdir(mode=0o700, exist_ok=True)
-    file = leases / f"{slug('gpu0')}.resource"
-    file.write_bytes(data)
-    with file.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        list(map(str, holders(leases)))
-    lease(["gpu0"], 1, exclusive=True, wait_s=0, folder=leases, owner="next").release()
-
-
 READERS = [
-    Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
-    Reader("findings", damaged_json(FINDINGS), _read_findings),
-    Reader("rank file", damaged_json(RANK), _read_ranks),
     Reader("files of a failed launch", LEFT, _read_left, ()),
     Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),
     Reader("trace", TRACES, _read_trace),
-    Reader("holders of leases", HOLDER_FILES, _read_holder),
 ]

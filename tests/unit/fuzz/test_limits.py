@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.common.errors import AortaError, BaselineError, SpecError
+from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.plan.workloads import check_environment
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.trace.kineto import TraceError, read_trace
-from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.unit.builders import make_plan, write_plan_file, write_rank_file
-from tests.unit.fuzz.readers import BASELINE, VERDICT
+from tests.unit.fuzz.readers import VERDICT
 from tests.unit.kineto_traces import rank_trace
 
 PACKAGE = Path(__file__).parents[3] / "pytest_aorta"
@@ -38,24 +37,6 @@ def edited(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 def test_variable_that_no_process_can_be_given_is_named(value):
     with pytest.raises(SpecError, match=r"here: environment.NCCL_X: got '.*', allowed is text without NUL"):
         check_environment("here", {"NCCL_X": value})
-
-
-# --- stored files -----------------------------------------------------------------------------------------------------
-
-
-def baseline_error(tmp_path: Path, *path: Any, value: Any) -> str:
-    file = tmp_path / "baseline.json"
-    file.write_text(json.dumps(edited(BASELINE, ("launches", 0, "facts", *path), value)))
-    with pytest.raises(BaselineError) as caught:
-        read_baseline_file(file)
-    assert str(caught.value).startswith(f"{file}: $.launches[0].facts.")
-    return str(caught.value).removeprefix(f"{file}: $.launches[0].facts.")
-
-
-def test_median_of_zero_and_unknown_device_of_a_baseline_are_refused(tmp_path):
-    assert baseline_error(tmp_path, "step_time_ms", "p50", value=0.0) == "step_time_ms.p50: got 0.0, allowed is above 0"
-    found = baseline_error(tmp_path, "environment", "device", value="tpu")
-    assert found.startswith("environment.device: got 'tpu', allowed is one of [")
 
 
 # --- what a launch leaves ---------------------------------------------------------------------------------------------

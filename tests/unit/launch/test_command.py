@@ -89,6 +89,21 @@ def test_ranks_get_devices_threads_limit_and_kernels_of_the_plan(tmp_path, monke
     assert {name: found.get(name) for name in expected} == expected
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_ranks_keep_the_bytecode_of_a_torch_that_was_installed_without(tmp_path, monkeypatch, is_compiled):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    if is_compiled:
+        (tmp_path / "torch" / "__pycache__").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {"PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": "/cache"}
+    found = launch_environment(make_plan(tmp_path), given)
+    kept = {} if is_compiled else {"PYTHONPYCACHEPREFIX": "/cache/pytest-aorta/bytecode"}
+    assert {name: value for name, value in found.items() if name.startswith("PYTHON") and "PATH" not in name} == (
+        kept or {"PYTHONDONTWRITEBYTECODE": "1"}
+    )
+
+
 @pytest.mark.parametrize(
     ("cpuinfo", "is_pinned"),
     [

@@ -1,8 +1,11 @@
-import pytest
+import subprocess
 
-from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.launch import guarded
+import pytest
+from msgspec.structs import replace
+
+from pytest_aorta.common.errors import LaunchError, LeaseError
 from pytest_aorta.launch.guarded import GuardedLaunch, _clear_scratch, launch, prepare_folder
+from pytest_aorta.launch.leases import Lease, lease
 from tests.unit.builders import make_plan
 
 
@@ -30,47 +33,16 @@ def test_unfinished_files_and_torchruns_folder_are_deleted_after_a_launch(tmp_pa
     assert not (tmp_path / "run" / "torchelastic").exists()
 
 
-class StoppableGuard:
-    """A guard and the clock of the process that watches it.
+def test_devices_of_a_process_that_could_not_be_ended_stay_leased(tmp_path):
+    def take() -> Lease:
+        return lease(("cpu-0",), 1, exclusive=False, wait_s=0.1, folder=tmp_path / "leases", owner="first")
 
-    Each of ``looks`` is the seconds since the last look, and whether the guard is stopped; then the time limit is over.
-    """
+    def report(_plan: object, _environ: object, *fds: int) -> subprocess.Popen[bytes]:
+        verdict = '{"reason": "exit", "agent_status": 0, "stopped": [], "survivors": [17], "wall_s": 1.0}'
+        return subprocess.Popen(["echo", verdict], pass_fds=fds, stdout=fds[-1])
 
-    pid = 0
-
-    def __init__(self, *looks: tuple[float, bool]) -> None:
-        self.looks = iter(looks)
-        self.now_s = 0.0
-        self.is_stopped = False
-        self.is_killed = False
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def is_readable(self, *_: object) -> bool:
-        elapsed_s, self.is_stopped = next(self.looks, (3600.0, False))
-        self.now_s += elapsed_s
-        return False
-
-    def wait(self, timeout: float | None = None) -> None: ...
-
-    def kill(self) -> None:
-        self.is_killed = True
-
-
-@pytest.mark.parametrize(
-    ("looks", "is_killed"),
-    [
-        pytest.param([(1.0, True)] * 12, True, id="the guard alone was stopped"),
-        pytest.param([(1.0, True)] * 8 + [(1.0, False)] + [(1.0, True)] * 8, False, id="it went on in between"),
-        pytest.param([(1.0, False), (50.0, True), (0.1, False)], False, id="its watcher was stopped with it"),
-    ],
-)
-def test_guard_is_killed_only_after_it_was_seen_stopped_for_ten_seconds(tmp_path, monkeypatch, looks, is_killed):
-    guard = StoppableGuard(*looks)
-    monkeypatch.setattr(guarded, "time", guard)
-    monkeypatch.setattr(guarded, "is_readable", guard.is_readable)
-    monkeypatch.setattr(guarded, "is_stopped", lambda _: guard.is_stopped)
-    with GuardedLaunch(make_plan(tmp_path / "run", timeout_s=600.0), {}, lambda *_: guard) as launched:
-        launched.wait()
-    assert guard.is_killed is is_killed
+    with take() as held, GuardedLaunch(replace(make_plan(tmp_path / "run"), lease_fds=held.fds), {}, report) as ran:
+        ran.wait()
+    assert ran.outcome().survivors == (17,)
+    with pytest.raises(LeaseError, match="cpu-0 held by first"):
+        take()

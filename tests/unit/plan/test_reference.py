@@ -382,7 +382,7 @@ def test_own_workload_is_the_commits_with_the_keys_that_the_commit_has(opener, p
     ("yaml", "config", "message"),
     [
         (toy_yaml("speed"), {"speed": "slow"}, r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are"),
-        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is one of .*"),
+        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: 'new' is not one of .*"),
     ],
     ids=["key", "value"],
 )

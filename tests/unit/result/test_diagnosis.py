@@ -187,6 +187,11 @@ ERRORS = {
         "rank 1 failed first: signal SIGKILL",
         "next: look for rank 1 in dmesg",
     ),
+    "NCCL on a machine without GPUs": (
+        Left({0: raised(1, "Distributed package doesn't have NCCL built in", "RuntimeError")}),
+        "rank 0 failed first: RuntimeError: Distributed package doesn't have NCCL built in",
+        "next: call init_process_group() without a backend",
+    ),
     "fatal signal of a rank that was still ending": (
         Left({0: lost_peer(1), 1: stuck(FATAL + COMPUTING, 3)}),
         "rank 1 failed first: signal SIGSEGV",

@@ -177,7 +177,7 @@ def test_launch_without_a_sample_in_its_steps_is_summarized_by_all_samples():
 
 
 @pytest.mark.parametrize(
-    "reason", ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown", "prochot"]
+    "reason", ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"]
 )
 def test_protective_reason_is_throttling_unless_hardly_any_sample_has_it(reason):
     facts = facts_of(in_steps(reason, clock=1200), in_steps(clock=1980), in_steps(reason, clock=1200))

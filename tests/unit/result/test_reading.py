@@ -1,6 +1,5 @@
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -151,14 +150,12 @@ def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
         ({"passed": "yes"}, '$.passed: got "yes"; Expected `bool`'),
         ({"step_times_ms": [1.0, -2.0, 3.0]}, "$.step_times_ms[1]: got -2.0; Expected `float` >= 0"),
         ({"step_times_ms": []}, "$.step_times_ms: Expected `array` of length >= 1"),
-        ({"metrics": {"a": 1.0, "b": None, "c": None}}, '$.metrics["b"]: got null; Expected `float`, got `null`'),
-        ({"metrics": {"a": 1.0, "Tokens/s": 1.0}}, '$.metrics: got "Tokens/s"; Expected `str` matching regex'),
-        ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
-        ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
+        ({"metrics": {"a": 1.0, "b": None, "c": None}}, "$.metrics[...]: Expected `float`, got `null`"),
+        ({"metrics": {"a": 1.0, "Tokens/s": 1.0}}, "$.metrics: Expected `str` matching regex"),
+        ({"weight_hashes": {"3": "XYZ"}}, "$.weight_hashes[...]: Expected `str` matching regex"),
+        ({"environment": {"torch": []}}, "$.environment[...]: Expected"),
         ({"extra": 1}, "extra"),
-        ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
-        ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
-        ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
+        ({"timeline": {"compute": [[-1.0, 0.0]]}}, "$.profile.timeline[...]: Expected `float` >= 0.0"),
         # Values that contradict each other.
         ({"passed": True, "failure_count": 2}, "passed is True with failure_count 2"),
         ({"passed": False, "failure_count": 0}, "passed is False with failure_count 0"),
@@ -234,24 +231,6 @@ def stored(tmp_path: Path, **changes: Any) -> Path:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return path
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda ranks: ranks[1]["step_times_ms"].pop(), "3 done, 2 step times"),
-        (lambda ranks: ranks[1]["step_times_ms"].__setitem__(0, -2.0), "got -2.0; Expected `float` >= 0"),
-        (lambda ranks: ranks[1]["metrics"].clear(), "metrics of rank 1 is []"),
-        (lambda ranks: ranks.append(ranks[0]), "got 3 ranks, allowed is 2"),
-        (lambda ranks: [rank.update(step_times_ms=[0.0] * 3) for rank in ranks], "got a median of 0 ms"),
-    ],
-)
-def test_stored_result_whose_ranks_contradict_each_other_is_refused(tmp_path, change, message):
-    collect(tmp_path, rank_values(), rank_values())
-    ranks = json.loads((tmp_path / "result.json").read_text())["ranks"]
-    change(ranks)
-    with pytest.raises(ResultError, match=re.escape(message)):
-        read_result(stored(tmp_path, ranks=ranks))
 
 
 def test_result_fits_the_schema_that_others_validate_with(tmp_path, monkeypatch):

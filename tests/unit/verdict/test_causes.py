@@ -143,12 +143,11 @@ NOTES = {
 
 @pytest.mark.parametrize(("here", "there", "found"), NOTES.values(), ids=NOTES)
 def test_what_changes_within_launches_or_slows_them_is_noted(here, there, found):
-    assert notes(here, there, "baseline") == found
+    assert [*notes(here, there, "baseline")] == found
 
 
 USUAL = {"compute": 8.0, "straggler": 0.0, "exposed_comm": 1.0, "copy": 0.5, "idle": 0.5}
 CHANGED = {"compute": 10.0, "straggler": 8.1, "exposed_comm": 2.9, "copy": 0.5, "idle": 0.8}
-RESET = "--update-baselines --aorta-record=replace"
 
 
 def launches(p50: float, count: int, parts: dict[str, float] | None, rank: int | None = 0, **changes):
@@ -175,13 +174,13 @@ def test_pairs_with_a_reference_are_split_too():
 
 def test_copies_are_named_within_the_rest():
     found = split(3.0, launches(13.0, 3, USUAL | {"copy": 3.0}), launches(10.0, 3, USUAL))
-    assert str(found) == "split of +3.00 ms on rank 0, the critical rank: rest +3.00 (copies +2.50)"
+    assert found == "split of +3.00 ms on rank 0, the critical rank: rest +3.00 (copies +2.50)"
 
 
 def test_change_that_profiled_steps_do_not_show_has_no_rank():
     """A sleeping rank computes no longer than its peers, so nothing in the breakdown distinguishes it."""
     found = split(500.0, launches(510.0, 3, USUAL | {"exposed_comm": 5.0}, rank=1), launches(10.0, 3, USUAL))
-    assert str(found) == "split of +500 ms: exposed communication +4, rest +496"
+    assert found == "split of +500 ms: exposed communication +4, rest +496"
 
 
 def test_slower_tail_is_not_split():
@@ -193,21 +192,9 @@ def test_slower_tail_is_not_split():
     assert (verdicts["step_time_p99"].outcome, texts(verdicts)) == (Outcome.REGRESSION, [])
 
 
-def test_baseline_from_before_the_breakdown_says_why_there_is_no_split():
+def test_regression_without_a_breakdown_of_both_sides_is_not_split():
     slow, older = launches(20.0, 3, CHANGED), launches(10.0, 10, None, rank=None)
-    assert texts(compared(slow, older)) == [
-        "step_time_p50: the change can't be split, since the baseline has no breakdown of a step; record it again "
-        f"with {RESET}",
-    ]
-    (note,) = texts(compare(slow, older[:3], max_pairs=3))
-    assert note.endswith("since the reference has no breakdown of a step")
-
-
-def test_launches_that_profiled_no_step_say_why_there_is_no_split():
-    assert texts(compared(launches(20.0, 3, None), launches(10.0, 10, USUAL))) == [
-        "step_time_p50: the change can't be split, since the launches under test profiled no step",
-    ]
-    assert texts(compared(launches(20.0, 3, None), launches(10.0, 10, None))) == []
+    assert texts(compared(slow, older)) == texts(compared(launches(20.0, 3, None), launches(10.0, 10, USUAL))) == []
 
 
 HOT = "GPU 1 throttled (hw_thermal_slowdown in 40% of samples, SM clock 1,200 of 1,980 MHz)"

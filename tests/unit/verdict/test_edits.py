@@ -112,7 +112,7 @@ CASES = {
         ),
         facts(),
         [
-            "aten::mm computes 8 -> 12 FLOPs a step; look at forward passes that came or went, and at checkpoints",
+            "aten::mm computes 8 -> 12 FLOPs a step",
             "the host reads a value 4 -> 5 times a step (.item(), print, float)",
         ],
     ),
@@ -125,6 +125,21 @@ CASES = {
         facts({"loss": [2.0, 0.5]}, {"loss": [3.0, 0.5]}),
         facts(),
         ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
+    ),
+    "initial weights": (
+        facts(weights={"0": "bb"}),
+        facts(),
+        ["the initial weights differ on all ranks; look at the initialization, and at what is loaded"],
+    ),
+    "gradients that are still scaled": (
+        facts(grad_norm={"1": 1024.0}),
+        facts(grad_norm={"1": 1.0}),
+        ["the gradient norm of step 1 is 1024 times as large with equal weights; look at how it is scaled or averaged"],
+    ),
+    "schedule that changes betas too": (
+        facts(settings={"betas": {"2": "(0.9, 0.9)"}, "lr": {"2": 0.1}}),
+        facts(settings={"betas": {"2": "(0.8, 0.9)"}, "lr": {"2": 0.2}}),
+        ["the learning rate changed: 0.2 -> 0.1 from step 2", "betas changed: (0.8, 0.9) -> (0.9, 0.9) from step 2"],
     ),
     "loss of one rank": (
         facts({"loss": [1.0, 0.5]}, {"loss": [3.0, 0.5]}),
