@@ -36,23 +36,19 @@ def chosen(result):
     return facts
 
 
-@pytest.mark.parametrize(
-    "kinds_of_blocks",
-    [["selective"], pytest.param(["elementwise", "full"], marks=pytest.mark.extended)],
-    ids=["selective", "others"],
-)
-def test_smaller_budgets_choose_more_recomputation_with_the_bits_of_none(workload, kinds_of_blocks):
+@pytest.mark.extended
+def test_smaller_budgets_choose_more_recomputation_with_the_bits_of_none(workload):
     plain = workload.run("llama_fsdp2", **TRAINING)
     assert "activation_checkpointing" not in plain.environment
     roomy = workload.run("llama_fsdp2", **TRAINING | auto(PLENTY))
     kinds, most, budget = chosen(roomy)
     assert (kinds, budget) == ("none on all 4 blocks", PLENTY)
     assert (roomy.loss, roomy.weight_hashes) == (plain.loss, plain.weight_hashes)
-    for kind in kinds_of_blocks:
-        result = workload.run("llama_fsdp2", **TRAINING | auto(int(KINDS[kind] * most)))
+    for kind, part in KINDS.items():
+        result = workload.run("llama_fsdp2", **TRAINING | auto(int(part * most)))
         kinds, estimate, budget = chosen(result)
         assert kinds.startswith(f"{kind} on "), kinds
-        assert estimate <= budget == int(KINDS[kind] * most)
+        assert estimate <= budget == int(part * most)
         assert (result.loss, result.weight_hashes) == (plain.loss, plain.weight_hashes), kinds
     with pytest.raises(LaunchError, match=r"even full recomputation of all 4 blocks needs an estimated .+ of 1 MiB"):
         workload.run("llama_fsdp2", **TRAINING | auto(FEW))

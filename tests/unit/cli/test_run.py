@@ -12,6 +12,7 @@ import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli import run as run_command
+from pytest_aorta.cli import target
 from pytest_aorta.cli.run import summary_lines, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
@@ -75,7 +76,7 @@ class Toy:
 def toy(tmp_path, monkeypatch):
     launcher = Toy(tmp_path)
 
-    monkeypatch.setattr(run_command, "Session", partial(Session, make_launcher=lambda kind: launcher))
+    monkeypatch.setattr(target, "Session", partial(Session, make_launcher=lambda kind: launcher))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))

@@ -121,13 +121,13 @@ def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_f
 
     result = a_result(overlap=[[*steps(20), *steps(30)], [*steps(40), *steps(20)]])
     scatter, gather = collective_overlaps(result)
-    assert (scatter.name, scatter.exposed_ms, scatter.worst_rank, scatter.worst_exposed_ms) == (
+    assert (scatter.name, scatter.time.exposed_ms, scatter.worst_rank, scatter.worst_exposed_ms) == (
         "reduce_scatter",
         27.5,
         1,
         30.0,
     )
-    assert (gather.name, gather.total_ms, gather.hidden_ms) == ("all_gather", 60.0, 50.0)
+    assert (gather.name, gather.time.total_ms, gather.time.hidden_ms) == ("all_gather", 60.0, 50.0)
     rows = rank_rows(as_launch(overlap=result.overlap))
     assert [row["overlap"] for row in rows] == pytest.approx([50 / 75, 50 / 80])
 
