@@ -14,16 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.cli.target import launching, opened
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.plan.options import OPTIONS, LauncherKind, make_options
-from pytest_aorta.plan.world import WorldSpec, resolve_world
+from pytest_aorta.plan.world import WorldSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.verdict.verdicts import Verdicts
 
 SCRIPT = Path(__file__).with_name("arranged.py")
@@ -118,12 +117,11 @@ def said(given: list[tuple[int, Any, dict[str, Any]]]) -> Iterator[tuple[list[Ve
     with tempfile.TemporaryDirectory() as folder:
         values = {option.name: option.default for option in OPTIONS} | {"launcher": LauncherKind.FORKSERVER}
         options = make_options(values, Path.cwd())
-        with closing(Session(options)) as session:
+        with opened(options) as session:
             for number, (ranks, target, keywords) in enumerate(given):
-                spec = TestSpec(WorldSpec(ranks, device="cpu"))
-                world = resolve_world(spec.world, options, session.devices)
+                spec, test = WorldSpec(ranks, device="cpu"), RunningTest(str(number))
                 began_s, found, text = time.perf_counter(), list[Verdicts](), ""
-                with session.launcher(world, spec, RunningTest(str(number)), Path(folder), timed=False) as launcher:
+                with launching(session, spec, test, Path(folder), timed=False) as launcher:
                     try:
                         found = WorkloadRunner(launcher).compare_arrangements(target, **keywords)
                     except AortaError as error:

@@ -2,19 +2,14 @@
 
 import argparse
 import shlex
-from contextlib import closing
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.cli.target import ScriptTarget, add_results, add_shared, given_options
-from pytest_aorta.common.processes import terminable
+from pytest_aorta.cli.target import ScriptTarget, add_ranks, add_results, add_shared, given_options, launching, opened
 from pytest_aorta.common.text import emit
-from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.launch.watch import SpokenState
-from pytest_aorta.plan.options import LauncherKind, integer_from
-from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.world import ALL_DEVICES, WorldSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.session.session import Session, TestSpec
 
 OWNER = "aorta arrange"
 SHARED = ("gpus", "timeout")
@@ -34,12 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=shlex.split,
         help="further arguments of an arrangement with the same samples, such as --other='--tp 2'; may be repeated",
     )
-    parser.add_argument(
-        "--nproc",
-        metavar="N",
-        type=integer_from(2, MAX_WORLD_SIZE),
-        help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
-    )
+    add_ranks(parser, least=2)
     add_results(parser)
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script."
@@ -55,19 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
     """
     options = given_options(arguments, launcher=LauncherKind.FORKSERVER)
     script, args = arguments.script, arguments.args
-    folder = (arguments.results / ScriptTarget(script, args).slug / "launches").absolute()
-    spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
-    require_torch()
-    with closing(Session(options, line=SpokenState())) as session, terminable():
-        world = resolve_world(spec.world, options, session.devices)
-        with session.launcher(world, spec, RunningTest(OWNER), folder, timed=False) as launcher:
-            found = WorkloadRunner(launcher).compare_arrangements(
-                script,
-                args,
-                batch_arg=arguments.batch_arg,
-                accumulate_arg=arguments.accumulate_arg,
-                others=arguments.other,
-            )
+    folder, test = arguments.results / ScriptTarget(script, args).slug / "launches", RunningTest(OWNER)
+    with (
+        opened(options) as session,
+        launching(session, WorldSpec(arguments.nproc or ALL_DEVICES), test, folder, timed=False) as launcher,
+    ):
+        found = WorkloadRunner(launcher).compare_arrangements(
+            script,
+            args,
+            batch_arg=arguments.batch_arg,
+            accumulate_arg=arguments.accumulate_arg,
+            others=arguments.other,
+        )
     for verdicts in found:
         emit([verdicts.case.rpartition("::")[2], *(f"  {row.metric}: {row.detail}" for row in verdicts.rows)])
     return ExitCode.OK

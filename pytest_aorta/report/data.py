@@ -163,7 +163,7 @@ class Report:
         return {f"{self.num_launches} in total": False} | found
 
 
-def read_launches(
+def _read_launches(
     files: Iterable[Path], facts: Iterable[LaunchFacts | None] = itertools.repeat(None)
 ) -> tuple[tuple[Launch, ...], tuple[str, ...]]:
     """Return the launches of result files, and a warning for each file that can't be read.
@@ -198,7 +198,7 @@ def _case(record: TestRecord, comparison: Comparison) -> Case:
     kept = [launch for launch in comparison.launches if launch.folder]
     sides = ([launch for launch in kept if launch.side is side] for side in Side)
     (candidate, unread), (reference, others) = (
-        read_launches([Path(one.folder) / RESULT_FILE for one in side], [one.facts for one in side]) for side in sides
+        _read_launches([Path(one.folder) / RESULT_FILE for one in side], [one.facts for one in side]) for side in sides
     )
     verdicts, warnings, baseline = comparison.rows, (*unread, *others), None
     # If the baseline belongs to another config, no verdict has a value of the baseline.
@@ -271,7 +271,7 @@ def _read(label: str, paths: Sequence[Path]) -> tuple[dict[_Key, list[Launch]], 
                 warnings.append(f"result left out of the report: {file}: a launch of the A/B reference")
                 continue
             folder = "" if path == file else file.parent.relative_to(path).parent.as_posix()
-            read, unread = read_launches([file])
+            read, unread = _read_launches([file])
             warnings += unread
             for launch in read:
                 config = json.dumps(identity(launch.result.config), sort_keys=True)
