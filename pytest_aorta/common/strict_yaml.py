@@ -30,13 +30,13 @@ _UniqueKeyLoader.add_implicit_resolver(
 )
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path, *, max_bytes: int = MAX_YAML_BYTES) -> Any:
     """Parse one YAML document with the safe loader, refusing repeated keys.
 
     Raises:
         UnreadableFile: The file is absent, empty, too large or not safe YAML.
     """
-    return parse_yaml(read_text(path, max_bytes=MAX_YAML_BYTES), str(path))
+    return parse_yaml(read_text(path, max_bytes=max_bytes), str(path))
 
 
 def parse_yaml(text: str, name: str) -> Any:
