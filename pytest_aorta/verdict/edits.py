@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import (
+    BATCH,
     RANDOM,
     SeriesFacts,
     Setting,
@@ -23,7 +24,7 @@ from pytest_aorta.verdict.by_rank import cost_changes, place_of, varying
 _NAMES = {
     "lr": "the learning rate",
     "weight_decay": "weight decay",
-    "batch": "the batch",
+    BATCH: "the batch",
     "backward passes": "the number of backward passes a step",
     "mode": "the mode of the model",
     "clipped to": "the norm that gradients are clipped to",
@@ -111,9 +112,14 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
             groups.setdefault(change._replace(group=""), []).append(change.group)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
     for change, of in groups.items():
-        what = _NAMES.get(change.name, change.name) + _of(of, every)
+        what = name_of(change.name) + _of(of, every)
         text = f"{what} changed: {change.before} -> {change.after}"
         yield change.step, f"{_SENTENCES.get((change.name, change.after), text)} from step {change.step}"
+
+
+def name_of(setting: str) -> str:
+    """Return what a setting is called."""
+    return _NAMES.get(setting, setting)
 
 
 def _of(groups: Sequence[str], every: Iterable[str]) -> str:

@@ -92,7 +92,7 @@ class Observer:
         self._gradients: weakref.WeakKeyDictionary[Optimizer, Gradients] = weakref.WeakKeyDictionary()
         self._stepping: list[Optimizer] = []
         self._stepped_within: list[Optimizer] = []
-        self._is_in_backward = self._is_counting = False
+        self._is_in_backward = self._is_counting = self._is_stopped = False
         self._turn = 0
         # The optimizer whose step ended the last profile, with its steps and the turn until then.
         self._profiled_last: tuple[Optimized, int, int] | None = None
@@ -205,10 +205,19 @@ class Observer:
             del self._stepping[num_running - 1 :]
         self._stepping.append(optimizer)
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
-        if len(self._stepping) == 1 and self._find(optimizer) is None:
+        if len(self._stepping) > 1:
+            return
+        if (found := self._find(optimizer)) is None:
             found = self._new(optimizer)
             if self.record.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
+        # A checkpoint and averaged models are written after the optimizer's step.
+        found.hash_state()
+        if 0 < self.record.stop_after == found.num_steps:
+            self._is_stopped = True
+            for one in self._all:
+                one.stop()
+            raise SystemExit(0)
 
     def _is_hashed(self, step: int) -> bool:
         return step.bit_count() == 1 or (self.record.hash_every_step and step <= MOST_EVERY)
@@ -253,6 +262,7 @@ class Observer:
 
     def _scale(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, outputs: Any) -> Any:
         scaled = original(scaler, outputs)
+        self._inputs.scaler = scaler
         self._scaled = scaled, outputs
         return scaled
 
@@ -329,7 +339,7 @@ class Observer:
         named, gradients = self.optimizers.named, self._gradients.get(optimizer)
         if self._is_simulated:
             note_padded(named(optimizer))
-        found = Optimized(optimizer, named, self.device, self.record.warmup, gradients, self._prepared, self._random)
+        found = Optimized(optimizer, named, self.device, self.record, gradients, self._prepared, self._random)
         self._all.append(found)
         if len(self._all) <= MOST_SEARCHED:
             inside = roots()
@@ -430,8 +440,10 @@ class Observer:
             one.end_profile()
             if one.optimizer() is not None and not self._is_simulated:
                 self._look(one)
-                if self.record.hash_weights:
+                # A step that was not ended has changed buffers.
+                if self.record.hash_weights and not self._is_stopped:
                     one.hash(is_last=True)
+                    one.hash_state()
 
 
 def _num_running_steps() -> int:
