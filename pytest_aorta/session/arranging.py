@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.common.errors import ComparisonFailed, NothingCompared, SpecError
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workloads import WorkloadSpec, resolve_config
-from pytest_aorta.result.first_step import read_first_step
+from pytest_aorta.result.first_step import DRAWN, GIVEN, read_first_step
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.comparing import RunningComparison
 from pytest_aorta.verdict.arrangements import Arrangement, Side, compare_arrangements
@@ -117,5 +117,9 @@ def judged(
 
 def _side(launcher: Launcher, one: Arrangement, result: WorkloadResult) -> Side:
     step = read_first_step(launcher.launch_of(result).plan.run_dir, range(one.ranks))
+    if not (step.samples[GIVEN] or step.samples[DRAWN]):
+        # A compiled workload notes the batch of its first step.
+        noted = [sample for rank in result.ranks for series in rank.series for sample in series.samples.get("1", ())]
+        step.samples[DRAWN].extend(noted)
     reported = (values[0] if values else None for values in (result.loss, result.grad_norm))
     return Side(one, step, *reported)
