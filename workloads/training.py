@@ -14,7 +14,6 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
-    Telemetry,
     TrainingNotes,
     environment_facts,
     is_simulated,
@@ -147,12 +146,6 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         # The weights of profiled steps are neither hashed nor saved.
         with checkpoint.saving(settings.save_checkpoint, self._state, is_async=settings.async_save):
             return profiled(result, lambda: self.train_step(next(self.batches)), settings.profile_steps, self.device)
-
-    def telemetry(self) -> Telemetry:
-        """Return the learning rate of each measured step."""
-        last = self._learning_rate.num_steps
-        rates = [self._learning_rate.rate(step) for step in range(last - self.settings.steps, last)]
-        return Telemetry(series={"lr": rates})
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the model's parameters by name; this rank holds its shards of them."""

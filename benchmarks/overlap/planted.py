@@ -50,4 +50,4 @@ def test_planted(workload: WorkloadRunner, distributed_world: DistributedWorld) 
     """Compare fsdp with its baseline, with the cause that PLANTED names."""
     name, device = os.environ.get("PLANTED", ""), distributed_world.device
     fault = FAULTS[device][name] if name else {}
-    workload.check(workload.run("fsdp", **SIZES[device], span_every=0, fault=fault))
+    workload.check(workload.run("fsdp", **SIZES[device], fault=fault))

@@ -19,7 +19,7 @@ LAUNCHES = 3
 PROFILED = {"warmup": 10, "profile_steps": 8}
 MODEL = {"batch_size": 256, "num_tables": 26, "bag_size": 10, "dim": 2048, "n_heads": 16, "ffn_hidden": 8192}
 SIZES = {
-    "fsdp": {"layers": 16, "gemm_size": 4096, "fsdp_shard_size": 1 << 23, "dtype": "bfloat16", "span_every": 0},
+    "fsdp": {"layers": 16, "gemm_size": 4096, "fsdp_shard_size": 1 << 23, "dtype": "bfloat16"},
     "llama_fsdp2": {"size": "1b", "n_layers": 8, "seq_len": 4096, "param_dtype": "bfloat16"},
     "ranking": MODEL | {"n_layers": 12, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
     "ddp_overlap": MODEL | {"n_layers": 6, "compute_dtype": "bfloat16"},

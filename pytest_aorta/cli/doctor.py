@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Problem:
+class _Problem:
     """A fact that would break a run, and its remedy."""
 
     text: str
@@ -48,11 +48,11 @@ class Problem:
 def run(_arguments: argparse.Namespace) -> int:
     """Print the problems, one line per GPU or other leased resource, and one line on what this machine can run."""
     devices: list[Device] = []
-    problems: list[Problem] = []
+    problems: list[_Problem] = []
     try:
         devices = visible_devices()
     except AortaError as error:
-        problems.append(Problem(f"devices: {error}", "repair the driver or the variable that is named"))
+        problems.append(_Problem(f"devices: {error}", "repair the driver or the variable that is named"))
     torch, problem = _torch(len(devices))
     problems += [problem] if problem else []
     free_bytes = 0
@@ -85,23 +85,23 @@ def _devices(devices: Sequence[Device]) -> str:
     return f"no GPU is visible; runs take CPU ranks, at most {MAX_CPU_RANKS_PER_CORE * cores} on {cores} cores"
 
 
-def shm_problems(free_bytes: int, num_gpus: int) -> Iterator[Problem]:
+def shm_problems(free_bytes: int, num_gpus: int) -> Iterator[_Problem]:
     """Report shared memory that is too small for NCCL, which exchanges data between processes of one host in it."""
     if num_gpus > 1 and free_bytes <= SMALL_SHM_BYTES:
         text = f"/dev/shm has {free_bytes / MIB:,.0f} MiB free, and NCCL needs more"  # noqa: S108
-        yield Problem(text, "start the container with --shm-size=16g or --ipc=host")
+        yield _Problem(text, "start the container with --shm-size=16g or --ipc=host")
 
 
-def _torch(num_gpus: int) -> tuple[str, Problem | None]:
+def _torch(num_gpus: int) -> tuple[str, _Problem | None]:
     """Return torch's version for the last line, and a problem if torch can't be imported or misses GPUs."""
     try:
         status, output, complaint = run_program([sys.executable, "-c", _PROBE], os.environ, PROBE_S)
     except SpecError as error:
-        return "", Problem(f"torch can't be imported: {error}", _INSTALL)
+        return "", _Problem(f"torch can't be imported: {error}", _INSTALL)
     found = re.findall(r"^torch: (\S+) (\d+)$", output, re.MULTILINE)
     if status or not found:
         why = " ".join(complaint.strip().splitlines()[-1:]) or f"its process ended with {status}"
-        return "", Problem(f"torch can't be imported: {why}", _INSTALL)
+        return "", _Problem(f"torch can't be imported: {why}", _INSTALL)
     version, count = found[-1]
     text = f"torch {version} finds {count} GPUs, the driver {num_gpus}"
-    return f"torch {version}; ", None if int(count) == num_gpus else Problem(text, _INSTALL)
+    return f"torch {version}; ", None if int(count) == num_gpus else _Problem(text, _INSTALL)

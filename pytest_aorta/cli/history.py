@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class CaseHistory:
+class _CaseHistory:
     """The history of one case on one platform.
 
     Attributes:
@@ -91,7 +91,7 @@ class CaseHistory:
 
 
 @dataclass(frozen=True)
-class Change:
+class _Change:
     """A change point of a metric.
 
     Attributes:
@@ -102,7 +102,7 @@ class Change:
         before, after: Medians of the segments on both sides; for a metric that has to be equal, the values.
     """
 
-    history: CaseHistory
+    history: _CaseHistory
     metric: str
     index: int
     last: int
@@ -134,13 +134,13 @@ class Change:
         others = [f"{label} {old or 'unknown'} -> {new or 'unknown'}" for label, old, new in pairs if old != new]
         return self.history.case, self.metric, *names, *values, change, ", ".join([self.verdict, *others])
 
-    def is_same(self, other: Change) -> bool:
+    def is_same(self, other: _Change) -> bool:
         """Return whether both, of one metric, are one change point, which further values have moved a little."""
         moved = 0 if self.verdict == "changed" else _MOVED
         return self.verdict == other.verdict and abs(self.index - other.index) <= moved
 
 
-def told_changes(history: CaseHistory) -> list[tuple[Change, bool]]:
+def told_changes(history: _CaseHistory) -> list[tuple[_Change, bool]]:
     """Return the change points of all metrics, and whether the versions before the newest do not show them."""
     before, found = replace(history, versions=history.versions[:-1]), []
     for metric in history.points:
@@ -151,7 +151,7 @@ def told_changes(history: CaseHistory) -> list[tuple[Change, bool]]:
     return found
 
 
-def find_changes(history: CaseHistory, metric: str) -> list[Change]:
+def find_changes(history: _CaseHistory, metric: str) -> list[_Change]:
     """Return the change points of a metric.
 
     A metric that has to be equal changes wherever two neighboring versions differ. For any other metric, Otava finds
@@ -160,7 +160,7 @@ def find_changes(history: CaseHistory, metric: str) -> list[Change]:
     points = history.points.get(metric, [])
     if not METRICS[metric].has_noise:
         return [
-            Change(history, metric, index, last, before, after)
+            _Change(history, metric, index, last, before, after)
             for (last, before), (index, after) in pairwise(points)
             if before != after
         ]
@@ -171,7 +171,7 @@ def find_changes(history: CaseHistory, metric: str) -> list[Change]:
     bounds = [0, *(place for place in _change_points(values) if place in confirmed), len(values)]
     segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     return [
-        Change(history, metric, points[place][0], points[place - 1][0], before, after)
+        _Change(history, metric, points[place][0], points[place - 1][0], before, after)
         for place, (before, after) in zip(bounds[1:-1], pairwise(segments), strict=True)
     ]
 
@@ -209,7 +209,7 @@ def _of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[Hist
     return [entry for name, entry in rows if branch in (None, name)]
 
 
-def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
+def case_histories(entries: Sequence[HistoryEntry]) -> list[_CaseHistory]:
     """Return the history of each case and platform.
 
     Launches of an A/B reference and launches that a profiler slowed down are left out.
@@ -223,6 +223,6 @@ def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
                 version = commit, entry.run if commit is None or dirty else ""
                 found[entry.comparison.case, entry.comparison.platform][version].append(facts)
     return [
-        CaseHistory(case, platform, sorted(versions.values(), key=lambda launches: launches[0].provenance.measured_at))
+        _CaseHistory(case, platform, sorted(versions.values(), key=lambda launches: launches[0].provenance.measured_at))
         for (case, platform), versions in sorted(found.items())
     ]

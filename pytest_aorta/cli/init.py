@@ -4,7 +4,6 @@ import argparse
 import os
 import textwrap
 from collections.abc import Mapping
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,14 @@ from typing import Any
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.init_launches import settled
 from pytest_aorta.cli.init_markers import Fit, fitted
-from pytest_aorta.cli.target import ScriptTarget, add_shared, given_options
-from pytest_aorta.common.errors import AortaError, DevicesUnavailable, UsageError
+from pytest_aorta.cli.target import ScriptTarget, add_ranks, add_shared, given_options, launching, opened
+from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import raised_as, write_text
-from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import emit
-from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.launch.work_folder import files_of
-from pytest_aorta.plan.options import LauncherKind, integer_from
-from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.world import WorldSpec
 from pytest_aorta.session.record import RunningTest
-from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 
 # The name of the lease's holder, which tests that wait for the lease report.
@@ -61,12 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     parser.usage = "aorta init [--nproc N] SCRIPT [-- ARG ...], or aorta init [--nproc N] -- COMMAND ..."
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) or dotted module to test")
-    parser.add_argument(
-        "--nproc",
-        metavar="N",
-        type=integer_from(1, MAX_WORLD_SIZE),
-        help=f"ranks of the test (default: {_WORLD_SIZE}, or 1 on a machine with one GPU)",
-    )
+    add_ranks(parser, default=f"{_WORLD_SIZE}, or 1 on a machine with one GPU")
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script, or a command that starts its own ranks."
     parser.set_defaults(run=run, args=())
@@ -90,16 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     if os.path.lexists(test):
         raise UsageError(f"{test}: exists and is not overwritten; move it, or change it by hand")
     options = given_options(arguments, launcher=LauncherKind.FORKSERVER, results=_RESULTS)
-    with closing(Session(options, line=SpokenState())) as session, terminable():
-        size = arguments.nproc or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE)
-        with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
-            world = resolve_world(WorldSpec(size), options, session.devices)
-        require_torch()
-        folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
-        with session.launcher(world, TestSpec(WorldSpec(size)), RunningTest(OWNER), folder, timed=True) as launcher:
+    folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
+    with opened(options) as session:
+        spec = WorldSpec(arguments.nproc or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE))
+        with launching(session, spec, RunningTest(OWNER), folder, timed=True) as launcher:
             launch, files = partial(target.launch, DistributedWorld(launcher)), partial(files_of, Path.cwd())
             pair = settled(launch, lambda: files([str(_RESULTS)]))
-            fit = fitted(pair, world)
+            fit = fitted(pair, launcher.world)
     with raised_as(AortaError, f"{_RESULTS}: can't be written: "):
         write_text(_RESULTS / ".gitignore", "*\n")  # baselines are committed, results are not
     with raised_as(AortaError, f"{test}: can't be written: "), test.open("x", encoding="utf-8") as new:

@@ -18,7 +18,7 @@ from pytest_aorta.common.text import printable
 
 
 @dataclass(frozen=True)
-class Command:
+class _Command:
     """A subcommand.
 
     Attributes:
@@ -35,18 +35,21 @@ class Command:
 # The module of a subcommand has a function ``add_arguments``, which declares the options, and sets the default ``run``:
 # arguments -> exit code.
 COMMANDS = (
-    Command("doctor", "start", "look for problems that would break a run, and list GPUs and leases"),
-    Command("init", "start", "write a first test and settings of pytest"),
-    Command("workloads", "start", "list workloads, or the config keys of one workload"),
-    Command("run", "test", "launch a workload or a training script and keep each trial's result"),
-    Command("selftest", "test", "plant faults into the launches of tests, and show which are found"),
-    Command("scale", "test", "show how the costs of a step grow with the number of ranks, without devices"),
-    Command("baselines", "baselines", "rewrite and add stored baselines"),
-    Command("report", "reports", "write a page that compares two sets of kept results"),
-    Command("history", "reports", "find changes in what --aorta-history has kept over commits"),
-    Command("comment", "CI", "check the findings of a job and write them as Markdown for a comment"),
-    Command("bisect", "CI", "find the commit that changed a metric of a test"),
-    Command("agent", "cluster", "run this node's part of launches over several nodes"),
+    _Command("doctor", "start", "look for problems that would break a run, and list GPUs and leases"),
+    _Command("init", "start", "write a first test and settings of pytest"),
+    _Command("workloads", "start", "list workloads, or the config keys of one workload"),
+    _Command("run", "test", "launch a workload or a training script and keep each trial's result"),
+    _Command("selftest", "test", "plant faults into the launches of tests, and show which are found"),
+    _Command(
+        "arrange", "test", "compare a script's gradients with those of other ranks and batches, without a baseline"
+    ),
+    _Command("scale", "test", "show how the costs of a step grow with the number of ranks, without devices"),
+    _Command("baselines", "baselines", "rewrite and add stored baselines"),
+    _Command("report", "reports", "write a page that compares two sets of kept results"),
+    _Command("history", "reports", "find changes in what --aorta-history has kept over commits"),
+    _Command("comment", "CI", "check the findings of a job and write them as Markdown for a comment"),
+    _Command("bisect", "CI", "find the commit that changed a metric of a test"),
+    _Command("agent", "cluster", "run this node's part of launches over several nodes"),
 )
 
 

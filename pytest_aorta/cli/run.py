@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -12,24 +11,24 @@ from pytest_aorta.cli.target import (
     WorkloadTarget,
     add_config,
     add_drawing,
+    add_ranks,
     add_shared,
     given_options,
     given_target,
+    launching,
+    opened,
     write_drawing,
 )
-from pytest_aorta.common.errors import DevicesUnavailable, ResultError, UsageError
+from pytest_aorta.common.errors import ResultError, UsageError
 from pytest_aorta.common.files import raised_as, write_json
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import integer_from
-from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
+from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
 from pytest_aorta.report.timeline import drawn_schedules
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import RunningTest
-from pytest_aorta.session.session import Session, TestSpec
+from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.applicability import not_profiled
 from pytest_aorta.verdict.metrics import METRICS, format_value, measured_values
@@ -58,12 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type="steps={}".format,
         help="measured steps, as --set steps=N",
     )
-    parser.add_argument(
-        "--nproc",
-        metavar="N",
-        type=integer_from(1, MAX_WORLD_SIZE),
-        help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
-    )
+    add_ranks(parser)
     add_config(parser)
     add_drawing(parser)
     add_shared(parser, SHARED)
@@ -81,21 +75,19 @@ def run(arguments: argparse.Namespace) -> int:
     """
     options, trials = given_options(arguments), arguments.trials
     target = given_target(options, arguments, arguments.workload, arguments.script)
-    spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
-    test = RunningTest(OWNER)
-    with closing(Session(options, line=SpokenState())) as session, terminable():
-        world = _world(session, spec, target)
-        folder = arguments.results / target.slug
-        require_torch()
-        # A script may change the working folder.
-        with session.launcher(world, spec, test, folder.absolute() / "launches", timed=True) as launcher:
-            distributed_world, results = DistributedWorld(launcher), []
-            for _ in range(trials):
-                results.append(target.launch(distributed_world))
-                written = write_trial(folder, results[-1])
-                emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
-                emit([f"  {note}" for note in test.record.launches[-1].traces])
-                sys.stdout.flush()
+    test, folder, results = RunningTest(OWNER), arguments.results / target.slug, list[WorkloadResult]()
+    spec, launches = WorldSpec(arguments.nproc or ALL_DEVICES), folder / "launches"
+    with (
+        opened(options) as session,
+        launching(session, spec, test, launches, timed=True) as found,
+    ):
+        _check_size(found.world, target)
+        for _ in range(trials):
+            results.append(target.launch(DistributedWorld(found)))
+            written = write_trial(folder, results[-1])
+            emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
+            emit([f"  {note}" for note in test.record.launches[-1].traces])
+            sys.stdout.flush()
     if arguments.draw:
         drawing = drawn_schedules([group.schedule for group in results[-1].facts.schedules[:1]])
         panels = [(f"{results[-1].workload} on {results[-1].platform}", drawing)] if drawing else []
@@ -105,16 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.PROBLEM if failed else ExitCode.OK
 
 
-def _world(session: Session, spec: TestSpec, target: WorkloadTarget | ScriptTarget) -> World:
-    with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
-        world = resolve_world(spec.world, session.options, session.devices)
+def _check_size(world: World, target: WorkloadTarget | ScriptTarget) -> None:
     if isinstance(target, WorkloadTarget) and world.size < target.spec.min_world_size:
         raise UsageError(
             f"workload {target.spec.name!r} needs at least {target.spec.min_world_size} ranks, and this run has "
             f"{world.size}: fewer ranks have nothing to shard or to communicate; ask for more with --nproc"
             + (", or for CPU ranks with --gpus=0" if world.devices else "")
         )
-    return world
 
 
 def summary_lines(result: WorkloadResult) -> list[str]:
@@ -130,14 +119,7 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     if note := facts.description.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
         lines.append(f"overlap: {note}")
     lines += filter(None, (facts.description.optimizers, *map(str, facts.description.replicas[:1])))
-    return lines + _failure_lines(result)
-
-
-def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
-    if result.passed:
-        return []
-    found = [str(detail) for detail in result.failure_details[:limit]]
-    return [f"FAILED: {result.failure_count} of its own checks", *(f"  {line}" for line in found)]
+    return lines if result.passed else [*lines, *failed_checks_text(result).splitlines()]
 
 
 # Values of a result over its ranks, which AORTA's files have.

@@ -7,7 +7,6 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from itertools import accumulate, pairwise
 
 from pytest_aorta.cli import ExitCode
@@ -19,15 +18,14 @@ from pytest_aorta.cli.target import (
     add_shared,
     given_options,
     given_target,
+    launching,
+    opened,
     write_drawing,
 )
 from pytest_aorta.common.errors import ResultError, UsageError
-from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, counted, emit
-from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import Options, integer_from
-from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
 from pytest_aorta.report.timeline import BETWEEN_HOSTS, IN_HOST, Bars, Drawing, Row, drawn_schedules
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.trace.overlap import Lane
@@ -35,7 +33,6 @@ from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.result.trace.schedule import NOMINAL, Schedule, play
 from pytest_aorta.result.trace.step_graph import StepGraph
 from pytest_aorta.session.record import RunningTest
-from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import format_value
 
@@ -91,7 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
     options, word = given_options(arguments), arguments.target
     workload, script = (None, word) if "." in word else (word, None)
     target = given_target(options, arguments, workload, script)
-    require_torch()
     rows, lines = list[tuple[str, ...]](), list[str]()
     graphs: dict[int, StepGraph] = {}
     before: WorkloadResult | None = None
@@ -114,11 +110,10 @@ def _launched(
     target: WorkloadTarget | ScriptTarget, options: Options, arguments: argparse.Namespace
 ) -> Iterator[WorkloadResult]:
     """Launch a workload or a script at each size."""
-    with closing(Session(options, line=SpokenState())) as session, terminable():
+    with opened(options) as session:
         for size in arguments.sizes:
-            spec = TestSpec(WorldSpec(size, simulated=(arguments.rank,)))
-            world, folder = resolve_world(spec.world, options, []), arguments.results / target.slug / f"x{size}"
-            with session.launcher(world, spec, RunningTest(OWNER), folder, timed=False) as launcher:
+            spec, folder = WorldSpec(size, simulated=(arguments.rank,)), arguments.results / target.slug / f"x{size}"
+            with launching(session, spec, RunningTest(OWNER), folder, timed=False) as launcher:
                 yield target.launch(DistributedWorld(launcher))
 
 

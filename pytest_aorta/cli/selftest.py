@@ -37,7 +37,7 @@ _NO_BACKWARD = "torch.autograd.backward was not called in step 2"
 
 
 @dataclass(frozen=True)
-class Signs:
+class _Signs:
     """Evidence that a test has found a fault.
 
     Attributes:
@@ -62,29 +62,29 @@ class Signs:
 
 # Replicas that differ are an error of the ranks that hash the weights.
 SIGNS = {
-    Plant.SLOW_RANK: Signs("the last rank sleeps in each step, 1.5 times the tolerance", _TIMES),
-    Plant.IN_LINE: Signs(
+    Plant.SLOW_RANK: _Signs("the last rank sleeps in each step, 1.5 times the tolerance", _TIMES),
+    Plant.IN_LINE: _Signs(
         "compute waits for each collective",
         ("overlap_ratio", "exposed_comm_ms"),
         without="no collective was called from Python",
     ),
-    Plant.BIT: Signs(
+    Plant.BIT: _Signs(
         "one bit of one gradient of the last rank flips in step 2", _NUMBERS, (FailureKind.RANK_EXCEPTION,)
     ),
-    Plant.LOST_GRADIENT: Signs(
+    Plant.LOST_GRADIENT: _Signs(
         "the last rank adds nothing to the gradients of step 2", _NUMBERS, (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD
     ),
-    Plant.NAN: Signs("the last rank's gradients of step 2 are NaN", (), (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD),
-    Plant.HANG: Signs(
+    Plant.NAN: _Signs("the last rank's gradients of step 2 are NaN", (), (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD),
+    Plant.HANG: _Signs(
         "the last rank sleeps in step 2", (), (FailureKind.HANG_IN_COLLECTIVE, FailureKind.HANG_ELSEWHERE)
     ),
-    Plant.EXIT_CODE: Signs(
+    Plant.EXIT_CODE: _Signs(
         "a handler of atexit ends the last rank with code 3",
         (),
         (FailureKind.EXIT_CODE,),
         "the last rank did not reach its end",
     ),
-    Plant.MEMORY: Signs(
+    Plant.MEMORY: _Signs(
         "every rank holds as much as 1.5 times the tolerance, at least 10%",
         ("peak_memory_bytes",),
         without="there is no device memory",
@@ -211,7 +211,7 @@ def _tried(runs: _Runs, plant: Plant, unchanged: Mapping[str, TestRecord]) -> It
             yield nodeid, _Finding(cells, evidence or signs.remedy)
 
 
-def _gap(rows: Sequence[Verdict], signs: Signs) -> str:
+def _gap(rows: Sequence[Verdict], signs: _Signs) -> str:
     """Return why a test compares no metric that shows a fault, or nothing."""
     if not signs.metrics or any(row.outcome in _DECIDED for row in rows):
         return ""
@@ -225,7 +225,7 @@ def _size(row: Verdict, plant: Plant) -> float:
     return value * max(_BEYOND * (row.tolerance.value or 0.0), _LEAST_MEMORY if plant is Plant.MEMORY else 0.0)
 
 
-def _evidence(record: TestRecord, signs: Signs) -> str:
+def _evidence(record: TestRecord, signs: _Signs) -> str:
     """Return what shows that a test has found the fault, or nothing."""
     if not record.has_failed:
         return ""

@@ -3,20 +3,28 @@
 import argparse
 import copy
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.errors import ResultError, SpecError, UsageError
+from pytest_aorta.common.errors import DevicesUnavailable, ResultError, SpecError, UsageError
 from pytest_aorta.common.files import UnreadableFile, raised_as, write_text
+from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
 from pytest_aorta.common.text import brief, emit
-from pytest_aorta.plan.options import OPTIONS, Options, file_ending_in, make_options
+from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.watch import SpokenState
+from pytest_aorta.plan.options import OPTIONS, Options, file_ending_in, integer_from, make_options
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
+from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.report.timeline import Drawing, svg
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.launcher import Launcher
+from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.session import Session, TestSpec
 from pytest_aorta.session.world import DistributedWorld
 
 
@@ -69,9 +77,20 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         dest="assignments",
         help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
     )
+    add_results(parser)
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Declare the option for the folder of results."""
     parser.add_argument(
         "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: %(default)s)"
     )
+
+
+def add_ranks(parser: argparse.ArgumentParser, least: int = 1, default: str = "the GPUs of this run, or 2") -> None:
+    """Declare the option for the number of ranks."""
+    ranks, text = integer_from(least, MAX_WORLD_SIZE), f"ranks (default: {default})"
+    parser.add_argument("--nproc", metavar="N", type=ranks, help=text)
 
 
 def add_drawing(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +132,29 @@ def given_options(arguments: argparse.Namespace, **chosen: Any) -> Options:
     """
     values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS} | chosen
     return make_options(values, Path.cwd(), command=arguments.command_line)
+
+
+@contextmanager
+def opened(options: Options) -> Iterator[Session]:
+    """Yield the session of a command; it says what it waits for, and a signal ends it."""
+    with closing(Session(options, line=SpokenState())) as session, terminable():
+        yield session
+
+
+@contextmanager
+def launching(session: Session, spec: WorldSpec, test: RunningTest, folder: Path, *, timed: bool) -> Iterator[Launcher]:
+    """Yield the launcher of a command, whose launches have folders in ``folder``.
+
+    Raises:
+        UsageError: There are fewer devices than the command line asks for.
+        SpecError: torch is not installed.
+    """
+    with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
+        world = resolve_world(spec, session.options, [] if spec.simulated else session.devices)
+    require_torch()
+    # A script may change the working folder.
+    with session.launcher(world, TestSpec(spec), test, folder.absolute(), timed=timed) as launcher:
+        yield launcher
 
 
 def given_target(

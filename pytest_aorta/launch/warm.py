@@ -8,12 +8,10 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, files_below, raised_as
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.processes import start_apart
 from pytest_aorta.launch.guarded import (
     ForkedGuard,
@@ -222,18 +220,10 @@ class ForkServer:
 
 
 def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
-    """Return everything that a server's imports depend on: environment, working folder, interpreter and our sources."""
+    """Return everything that a server's imports depend on: environment, working folder and interpreter."""
     of_imports = tuple(
         (name, value)
         for name, value in sorted(launch_environment(plan, environ).items())
         if name not in _RANKS_OWN and not name.startswith(_RANKS_OWN_PREFIXES)
     )
-    sources = tuple((str(path), _modified_ns(path)) for path in files_below(PACKAGE_ROOT, "*.py"))
-    return of_imports, str(plan.cwd), python_command(plan)[0], sources
-
-
-def _modified_ns(path: Path) -> int | None:
-    """Return the time of a file's last change; None if the file was deleted after its folder was listed."""
-    with suppress(FileNotFoundError):
-        return path.stat().st_mtime_ns
-    return None
+    return of_imports, str(plan.cwd), python_command(plan)[0]

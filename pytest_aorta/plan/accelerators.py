@@ -1,6 +1,6 @@
 """Accelerators of this host, without torch: which are visible, how launches show them to ranks, and their sensors.
 
-NVIDIA's are read by NVML, AMD's by amdsmi.
+NVIDIA's are found and read by NVML, AMD's found by amdsmi.
 """
 
 import importlib
@@ -26,20 +26,9 @@ _NVML_NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED
 _NVML_REASONS = {
     "sw_power_cap": "nvmlClocksEventReasonSwPowerCap",
     "hw_slowdown": "nvmlClocksEventReasonHwSlowdown",
-    "sync_boost": "nvmlClocksEventReasonSyncBoost",
     "sw_thermal_slowdown": "nvmlClocksEventReasonSwThermalSlowdown",
     "hw_thermal_slowdown": "nvmlClocksEventReasonHwThermalSlowdown",
     "hw_power_brake_slowdown": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
-    "applications_clocks_setting": "nvmlClocksEventReasonApplicationsClocksSetting",
-    "gpu_idle": "nvmlClocksEventReasonGpuIdle",
-}
-# amdsmi counts how long each reason was active: a reason whose counter has increased was active since the last read.
-_AMD_REASONS = {
-    "prochot": "prochot_residency_acc",
-    "package_power": "ppt_residency_acc",
-    "socket_thermal": "socket_thm_residency_acc",
-    "vr_thermal": "vr_thm_residency_acc",
-    "hbm_thermal": "hbm_thm_residency_acc",
 }
 
 
@@ -268,9 +257,9 @@ class _Amd:
         environ[HIP_VARIABLE] = ",".join(device.token for device in devices)
         environ.pop(CUDA_VARIABLE, None)
 
-    def sensors(self, devices: Sequence[Device]) -> Sensors:
-        """Open amdsmi."""
-        return _AmdSensors(devices)
+    def sensors(self, devices: Sequence[Device]) -> Sensors:  # noqa: ARG002
+        """Raise an error: clocks and throttling of AMD's GPUs are not read."""
+        raise SensorsUnavailable("clocks and throttling of AMD's GPUs are not read")
 
 
 def _amd_select(variable: str, value: str | None, gpus: list[Device]) -> list[Device]:
@@ -324,68 +313,6 @@ def _amd_gpu(number: int, model: str, serial: str) -> Device:
     except ValueError:
         unique = 0
     return Device(str(number), model, f"GPU-{unique:016x}" if unique else f"AMD-{number}", AMD)
-
-
-class _AmdSensors:
-    """Sensors read from amdsmi's table of metrics."""
-
-    def __init__(self, devices: Sequence[Device]) -> None:
-        try:
-            self._amdsmi: Any = importlib.import_module("amdsmi")
-        except Exception:  # noqa: BLE001 - a KeyError where its library is missing
-            raise SensorsUnavailable("amdsmi is not installed") from None
-        with raised_as(SensorsUnavailable, "amdsmi: ", (AortaError, self._amdsmi.AmdSmiException)):
-            names = [gpu.uuid for gpu in _amd_gpus()]
-            self._amdsmi.amdsmi_init()
-        try:
-            handles = self._amdsmi.amdsmi_get_processor_handles()
-            self._handles = [handles[names.index(device.uuid)] for device in devices]
-            self.max_sm_clocks_mhz = tuple(map(self._max_sm_clock_mhz, self._handles))
-            self._counts = [_counts(self._metrics(handle)) for handle in self._handles]
-        except (SensorsUnavailable, self._amdsmi.AmdSmiException, ValueError, IndexError) as error:
-            self.close()
-            raise SensorsUnavailable(f"amdsmi: {error}") from None
-
-    def read(self) -> tuple[Reading, ...]:
-        """Return a reading of every device; a value that the table does not contain is None."""
-        tables = list(map(self._metrics, self._handles))
-        before, self._counts = self._counts, list(map(_counts, tables))
-        return tuple(map(_amd_reading, tables, before, self._counts))
-
-    def close(self) -> None:
-        """Shut amdsmi down."""
-        self._amdsmi.amdsmi_shut_down()
-
-    def _metrics(self, handle: Any) -> dict[str, Any]:
-        with raised_as(SensorsUnavailable, "amdsmi: ", self._amdsmi.AmdSmiException):
-            table: dict[str, Any] = self._amdsmi.amdsmi_get_gpu_metrics_info(handle)
-        return table
-
-    def _max_sm_clock_mhz(self, handle: Any) -> float | None:
-        try:
-            info = self._amdsmi.amdsmi_get_clock_info(handle, self._amdsmi.AmdSmiClkType.GFX)
-        except self._amdsmi.AmdSmiException:  # not every card reports its clocks
-            return None
-        return _number(info.get("max_clk"))
-
-
-def _amd_reading(table: dict[str, Any], before: dict[str, float], now: dict[str, float]) -> Reading:
-    clocks = [clock for value in table.get("current_gfxclks") or () if (clock := _number(value))]
-    return Reading(
-        # The slowest of several dies: the others wait for it.
-        sm_clock_mhz=min(clocks) if clocks else _number(table.get("current_gfxclk")),
-        throttle_reasons=tuple(name for name in _AMD_REASONS if now.get(name, 0) > before.get(name, 0)),
-    )
-
-
-def _counts(table: dict[str, Any]) -> dict[str, float]:
-    counts = {name: _number(table.get(key)) for name, key in _AMD_REASONS.items()}
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _number(value: object) -> float | None:
-    """Return a number, or None for amdsmi's "N/A"."""
-    return float(value) if isinstance(value, int | float) else None
 
 
 # Vendor -> its devices, in the order in which drivers are looked for.

@@ -37,14 +37,17 @@ class StepRecording(Model, frozen=True, omit_defaults=True):
         warmup: Number of steps after the first one that are not recorded.
         hash_weights: Whether the weights are hashed, because launches of the same code compute the same bits.
         deterministic: Whether each rank sets seeds and ``torch.use_deterministic_algorithms`` before the script runs.
-        hash_every_step: Whether weights and the ranks' own gradients are hashed in every step, and no step is profiled;
-            a launch that locates a difference sets it.
+        hash_every_step: Whether weights, the ranks' own gradients and what training goes on from are recorded in every
+            step, and no step is profiled; a launch that locates a difference sets it, and a restart.
+        stop_after: The step after which the script is ended, as the next one has its gradients; 0: none. A restart sets
+            it.
     """
 
     warmup: Count = 3
     hash_weights: bool = False
     deterministic: bool = False
     hash_every_step: bool = False
+    stop_after: Count = 0
 
 
 class ScriptSettings(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,10 +57,13 @@ class ScriptSettings(Model, frozen=True, kw_only=True, omit_defaults=True):
         record: How the steps of a script are recorded; None if the script uses the recorder, and for a workload.
         fresh: Paths from pytest's root folder, such as those of checkpoints, that a launch starts without. The launch
             runs in a copy of the root folder, so that no launch reads what another has written; None: no copy.
+        first_step: 0, or that each rank keeps gradients, weights and samples of its first step, and of how many batches
+            of a loader one is made; ``workload.compare_arrangements`` sets it.
     """
 
     record: StepRecording | None = None
     fresh: tuple[str, ...] | None = None
+    first_step: Count = 0
 
 
 def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:

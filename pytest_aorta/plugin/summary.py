@@ -47,7 +47,9 @@ def _name(record: TestRecord, case: str = "") -> str:
 def _all_lines(record: TestRecord) -> Iterator[str]:
     """Yield the name of each comparison, a row for each metric that was compared or measured, and the notes."""
     for one in record.comparisons:
-        rows = [((*row.cells()[:-1], f"limit {row.tolerance}"), row.reason) for row in one.rows]
+        rows = [
+            ((row.label, row.metric, row.both, row.change, f"limit {row.tolerance}"), row.reason) for row in one.rows
+        ]
         compared = {row.metric for row in one.rows}
         rows += [
             (("measured", name, format_value(value, METRICS[name].unit), "-", ""), "")

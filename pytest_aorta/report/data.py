@@ -18,7 +18,6 @@ from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.result.reading import read_result
-from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
 from pytest_aorta.session.record import Comparison, Side, TestRecord
 from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
@@ -38,13 +37,11 @@ class Launch:
 
     Attributes:
         number: counts the launches of one side from 1.
-        iterations: steps whose overlap is in the ranks' telemetry; empty without telemetry.
     """
 
     number: int
     result: WorkloadResult
     facts: LaunchFacts
-    iterations: tuple[Iteration, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,24 +163,21 @@ class Report:
         return {f"{self.num_launches} in total": False} | found
 
 
-def read_launches(
+def _read_launches(
     files: Iterable[Path], facts: Iterable[LaunchFacts | None] = itertools.repeat(None)
 ) -> tuple[tuple[Launch, ...], tuple[str, ...]]:
-    """Return the launches of result files with their telemetry, and a warning for each file that can't be read.
+    """Return the launches of result files, and a warning for each file that can't be read.
 
     The facts of launches are those of a record, or are condensed from the result.
     """
     launches: list[Launch] = []
     warnings: list[str] = []
     for number, (file, known) in enumerate(zip(files, facts, strict=False), 1):
-        left_out = "result"
         try:
             result = read_result(file)
             launches.append(Launch(number, result, known or result.facts))
-            left_out = "telemetry"
-            launches[-1] = replace(launches[-1], iterations=read_iterations(file.parent, result.world_size))
         except (AortaError, ValueError) as error:
-            warnings.append(f"{left_out} left out of the report: {error}")
+            warnings.append(f"result left out of the report: {error}")
     return tuple(launches), tuple(warnings)
 
 
@@ -204,7 +198,7 @@ def _case(record: TestRecord, comparison: Comparison) -> Case:
     kept = [launch for launch in comparison.launches if launch.folder]
     sides = ([launch for launch in kept if launch.side is side] for side in Side)
     (candidate, unread), (reference, others) = (
-        read_launches([Path(one.folder) / RESULT_FILE for one in side], [one.facts for one in side]) for side in sides
+        _read_launches([Path(one.folder) / RESULT_FILE for one in side], [one.facts for one in side]) for side in sides
     )
     verdicts, warnings, baseline = comparison.rows, (*unread, *others), None
     # If the baseline belongs to another config, no verdict has a value of the baseline.
@@ -277,7 +271,7 @@ def _read(label: str, paths: Sequence[Path]) -> tuple[dict[_Key, list[Launch]], 
                 warnings.append(f"result left out of the report: {file}: a launch of the A/B reference")
                 continue
             folder = "" if path == file else file.parent.relative_to(path).parent.as_posix()
-            read, unread = read_launches([file])
+            read, unread = _read_launches([file])
             warnings += unread
             for launch in read:
                 config = json.dumps(identity(launch.result.config), sort_keys=True)

@@ -44,17 +44,17 @@ _Value: TypeAlias = Annotated[str, Meta(max_length=_MAX_VALUE)]
 _Evidence: TypeAlias = Annotated[str, Meta(max_length=_MAX_EVIDENCE)]
 
 
-class Finding(Model, frozen=True):
+class _Finding(Model, frozen=True):
     """A line on a test: the reason of its failure, or a finding that no failure contains."""
 
     test: _Value
     text: _Value
 
 
-class Failure(Model, frozen=True):
+class _Failure(Model, frozen=True):
     """A failed test: the beginning of its failure, the length of the whole in characters, and what repeats it."""
 
-    reason: Finding
+    reason: _Finding
     text: _Evidence
     length: Count
     command: _Evidence
@@ -90,8 +90,8 @@ class Findings(Model, frozen=True):
     ended_by: _Value
     totals: _Value
     num_findings: Count
-    findings: Annotated[tuple[Finding, ...], Meta(max_length=_MAX_FINDINGS)]
-    failures: Annotated[tuple[Failure, ...], Meta(max_length=_MAX_FAILURES)]
+    findings: Annotated[tuple[_Finding, ...], Meta(max_length=_MAX_FINDINGS)]
+    failures: Annotated[tuple[_Failure, ...], Meta(max_length=_MAX_FAILURES)]
     provenance: Annotated[dict[_Value, _Value], Meta(max_length=16)]
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ def findings(
         num_findings=len(groups),
         findings=tuple(_line_on(record, finding_text(rows), rows[0].case) for record, rows in groups[:_MAX_FINDINGS]),
         failures=tuple(
-            Failure(
+            _Failure(
                 _line_on(record, record.reason),
                 _unicode(record.failure[:_MAX_EVIDENCE])[:_MAX_EVIDENCE],
                 len(record.failure),
@@ -212,17 +212,17 @@ def escaped(text: str) -> str:
     return _SLASH + shown[1:] if shown.startswith("/") else shown
 
 
-def preformatted(text: str) -> str:
+def _preformatted(text: str) -> str:
     """Return text as a ``pre`` element, in which Markdown, references and quick actions have no effect."""
     lines = (html.escape(printable(line.expandtabs()), quote=False) for line in text.splitlines())
     safe = (re.sub(r"^(\s*)/", rf"\1{_SLASH}", line) for line in lines)
     return "<pre>" + "\n".join(safe) + "</pre>"
 
 
-def _line_on(record: TestRecord, text: str, case: str = "") -> Finding:
+def _line_on(record: TestRecord, text: str, case: str = "") -> _Finding:
     """Return a line on a test, or on one of its comparisons if it has several."""
     name = case if case and len({row.case for row in record.verdicts}) > 1 else record.nodeid
-    return Finding(_cut(name + record.attempt_label), _cut(text, _MAX_LINE))
+    return _Finding(_cut(name + record.attempt_label), _cut(text, _MAX_LINE))
 
 
 def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> dict[str, str]:
@@ -241,7 +241,7 @@ def _unicode(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _item(line: Finding) -> str:
+def _item(line: _Finding) -> str:
     return f"- **{escaped(line.test)}**: {escaped(line.text)}\n"
 
 
@@ -250,11 +250,11 @@ def _folded(title: str, content: str) -> str:
     return f"\n<details><summary>{title}</summary>\n\n{content}\n</details>\n"
 
 
-def _failure(failure: Failure, limit: int) -> str:
+def _failure(failure: _Failure, limit: int) -> str:
     shown = failure.text[:limit]
     cut = failure.length - len(shown)
     text = shown + (f"\n... and {cut:,} more characters" if cut > 0 else "")
-    evidence = f"{preformatted(text)}\n\nReproduce it:\n\n{preformatted(failure.command)}\n"
+    evidence = f"{_preformatted(text)}\n\nReproduce it:\n\n{_preformatted(failure.command)}\n"
     return _folded(_code(failure.reason.test), evidence)
 
 
@@ -273,7 +273,7 @@ def _shown_provenance(values: Mapping[str, str]) -> str:
     if not values:
         return ""
     title = _code(brief(f"commit {values.get('commit')}, torch {values.get('torch')}"))
-    return _folded(f"Measured: {title}", "".join(_item(Finding(*pair)) for pair in values.items()))
+    return _folded(f"Measured: {title}", "".join(_item(_Finding(*pair)) for pair in values.items()))
 
 
 def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int = 0) -> list[str]:

@@ -2,19 +2,16 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from statistics import fmean, geometric_mean
+from collections.abc import Mapping
+from statistics import geometric_mean
 from typing import Any
 
-from pytest_aorta.report.data import Case, Launch, Report
-from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
+from pytest_aorta.report.data import Case, Report
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.metrics import METRICS, measured_values
 
 SCHEMA = "report_summary.schema.json"
-SCHEMA_VERSION = 1
-# The times of a step in the telemetry.
-_STEP_TIMES = ("compute_ms", "hidden_comm_ms", "exposed_comm_ms")
+SCHEMA_VERSION = 2
 
 
 def summary(report: Report) -> dict[str, Any]:
@@ -44,42 +41,6 @@ def _case(record: TestRecord, case: Case) -> dict[str, Any]:
         "platform": first and first.platform,
         "num_launches": {"candidate": len(case.candidate), "reference": len(case.others)},
         "metrics": _metrics(case),
-        "iterations": _iterations(case),
-    }
-
-
-def _iterations(case: Case) -> dict[str, Any] | None:
-    """Return the means of both sides and the difference of their overlap; None where no launch has telemetry."""
-    here, there = (_means(launches) for launches in (case.candidate, case.reference))
-    if here is None and there is None:
-        return None
-    ratios = [side["overlap_ratio"] for side in (here, there) if side and side["overlap_ratio"] is not None]
-    delta = ratios[0] - ratios[1] if len(ratios) == 2 else None
-    return {"candidate": here, "reference": there, "overlap_ratio_delta": delta}
-
-
-def _means(launches: Sequence[Launch]) -> dict[str, Any] | None:
-    steps = [step for launch in launches for step in launch.iterations]
-    if not steps:
-        return None
-    means = {name: fmean(getattr(step, name) for step in steps) for name in _STEP_TIMES}
-    losses = [step.loss for step in steps if step.loss is not None]
-    comm_ms = means["hidden_comm_ms"] + means["exposed_comm_ms"]
-    absent = CollectiveTime(0.0, 0.0)
-    times = {
-        str(kind): [step.collectives.get(kind, absent) for step in steps]
-        for kind in Collective
-        if any(kind in step.collectives for step in steps)
-    }
-    return {
-        "count": len(steps),
-        "mean_loss": fmean(losses) if losses else None,
-        **{f"mean_{name}": value for name, value in means.items()},
-        "overlap_ratio": means["hidden_comm_ms"] / comm_ms if comm_ms else None,
-        "collectives": {
-            kind: {f"mean_{name}": fmean(getattr(time, name) for time in found) for name in ("hidden_ms", "exposed_ms")}
-            for kind, found in times.items()
-        },
     }
 
 

@@ -41,8 +41,8 @@ STACKS_FILE: Final = "stacks.txt"
 ERROR_FILE: Final = "error.json"
 IN_FLIGHT_FILE: Final = "collectives.json"
 ARRIVALS_FILE: Final = "arrivals.json"
-TELEMETRY_FILE: Final = "telemetry.jsonl"
 OPERATORS_FILE: Final = "operators.json"
+FIRST_STEP_FILE: Final = "first_step.npz"
 
 
 def rank_folder(run_dir: Path, rank: int | str) -> Path:

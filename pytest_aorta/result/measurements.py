@@ -100,13 +100,6 @@ class TensorHashes(Model, frozen=True):
     shapes: list[list[Count]]
     steps: dict[Step, list[TensorHash]]
 
-    def problem(self) -> str | None:
-        """Return which lists differ in length from the list of names; None if every name has a shape and hashes."""
-        counts = {"shapes": len(self.shapes)} | {f"step {step}": len(row) for step, row in self.steps.items()}
-        wrong = ((what, count) for what, count in counts.items() if count != len(self.names))
-        found = next(wrong, None)
-        return found and f"{len(self.names)} names, {found[1]} entries of {found[0]}; they have to be equal"
-
 
 class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     """The measurements of one rank.
@@ -179,13 +172,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
                     f"{name} has {len(values)} values for {steps} measured steps; record it after every step, as "
                     f"recorder.{name}(value) does, or never"
                 )
-        for kind, hashes in (*self.tensor_hashes.items(), *self.boundary_hashes.items()):
-            if problem := hashes.problem():
-                return f"hashes of {kind}: {problem}"
-        for series in self.series:
-            for kind, hashed in {"weights": series.weights, "buffers": series.buffers}.items():
-                if problem := hashed.contradiction():
-                    return f"{kind} of {series.name}: {problem}"
         return None
 
 

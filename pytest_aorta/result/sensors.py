@@ -5,22 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_aorta.common.model import Model, Name, NotNegative, Positive, Text
+from pytest_aorta.common.model import Model, Name, NotNegative, Text
 from pytest_aorta.plan.accelerators import Reading
 
-# Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
+# Reasons that protect the device or the host, by NVML's names.
 PROTECTIVE = (
     "hw_slowdown",
     "hw_thermal_slowdown",
     "hw_power_brake_slowdown",
     "sw_thermal_slowdown",
-    "prochot",
-    "socket_thermal",
-    "vr_thermal",
-    "hbm_thermal",
 )
-# Power caps. A healthy GPU reports them too in every launch that computes dense matrix products at full power.
-POWER_CAPS = ("sw_power_cap", "package_power")
+# A healthy GPU reports it too in every launch that computes dense matrix products at full power.
+POWER_CAP = "sw_power_cap"
 # Fraction of the highest SM clock. The default power limit never holds a healthy GPU below this fraction.
 LOW_CLOCK_FRACTION = 0.6
 # Fraction of the samples that must report a reason before the launch counts as throttled.
@@ -40,7 +36,6 @@ class DeviceFacts(Model, frozen=True):
 
     Attributes:
         device: the device's name in pytest's process, e.g. its number.
-        num_samples: number of samples that the facts summarize.
         in_steps: whether the samples are those of the measured steps; if no sample fell into the steps, the samples
             are those of the whole launch.
         sm_clock_mhz: the median of the SM clock; None if unknown.
@@ -49,7 +44,6 @@ class DeviceFacts(Model, frozen=True):
     """
 
     device: Text
-    num_samples: Positive
     in_steps: bool
     sm_clock_mhz: NotNegative | None
     throttle_reasons: dict[Name, NotNegative]
@@ -80,7 +74,6 @@ def summarize(
     return tuple(
         DeviceFacts(
             device=name,
-            num_samples=len(counted),
             in_steps=any(sample.in_steps for sample in samples),
             sm_clock_mhz=_median([sample.readings[number].sm_clock_mhz for sample in counted]),
             throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
@@ -97,7 +90,7 @@ def throttled(facts: PlatformFacts | None) -> list[str]:
         reasons = [
             f"{name} in {fraction:.0%} of samples"
             for name, fraction in sorted(device.throttle_reasons.items())
-            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name in POWER_CAPS and _is_held_down(device)))
+            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name == POWER_CAP and _is_held_down(device)))
         ]
         if reasons:
             found.append(f"GPU {device.device} throttled ({', '.join(reasons)}{_clock(device)})")

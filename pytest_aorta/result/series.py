@@ -40,7 +40,14 @@ OFF = "off"
 # The setting that has the state of torch's random numbers.
 RANDOM = "random numbers"
 # What is hashed of a model.
-PARAMETERS, BUFFERS = "weights", "buffers"
+PARAMETERS, BUFFERS, STATE, AVERAGES = "weights", "buffers", "state", "averages"
+# What changes in each step, such as a scheduled learning rate, is noted in so many first steps and in some later ones.
+NOTED_STEPS = 32
+# The settings of the batch's shapes, and whether gradients are added to those of the step before.
+BATCH, GRADIENTS = "batch", "gradients"
+# In place of a hash where a launch that went on from another one has loaded nothing.
+NOT_LOADED = "0" * 32
+_V = TypeVar("_V")
 
 
 class Setting(Model, frozen=True, omit_defaults=True):
@@ -82,12 +89,26 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
     hashes: dict[Step, WeightHash] = field(default_factory=dict)
     problem: str = ""
 
-    def contradiction(self) -> str | None:
-        """Return which lists differ in length from the list of names; None if all have its length."""
-        counts = {"shapes": len(self.shapes), "layouts": len(self.layouts)}
-        counts |= {f"step {step}": len(row) for step, row in self.tensors.items()}
-        wrong = [f"{count} entries of {what}" for what, count in counts.items() if count != len(self.names)]
-        return f"{len(self.names)} names, {wrong[0]}; they have to be equal" if wrong else None
+    def followed_by(self, later: LocalWeights, done: int, first: int) -> LocalWeights:
+        """Return the hashes of ``done`` steps, then those of a launch that went on, from its step ``first`` on."""
+        hashes = {**self.hashes, **({str(done): NOT_LOADED} if self.hashes and not first else {})}
+        tensors = self.tensors if self.names == later.names else {}
+        if not first:
+            tensors = {step: row for step, row in tensors.items() if int(step) < done}
+        return later.replace(
+            tensors=_joined(tensors, _from(first, later.tensors), done),
+            hashes=_joined(hashes, _from(first, later.hashes), done),
+            problem=self.problem or later.problem,
+        )
+
+
+def _from(first: int, values: Mapping[str, _V]) -> dict[str, _V]:
+    return {step: value for step, value in values.items() if int(step) >= first}
+
+
+def _joined(before: Mapping[str, _V], after: Mapping[str, _V], done: int) -> dict[str, _V]:
+    """Return values by step of two launches; the first step of the second one follows ``done`` steps."""
+    return {**before, **{str(done + int(step)): value for step, value in after.items()}}
 
 
 class HashedParts(Model, frozen=True, omit_defaults=True):
@@ -121,6 +142,8 @@ class Series(Model, frozen=True, omit_defaults=True):
         weights: the hashes of the parameters.
         buffers: the hashes of the persistent buffers, such as the statistics of BatchNorm, of the modules that have the
             parameters.
+        state: the hashes of the optimizer's state; only where every step is hashed.
+        averages: the hashes of modules that no optimizer trains, such as averaged models; only where every step is.
         gradients: step -> hash of what this rank added to gradients, before they were reduced; only where every step is
             hashed.
         turns: for each step, its place in the order of the steps of several optimizers, from 1; empty of one alone.
@@ -138,6 +161,8 @@ class Series(Model, frozen=True, omit_defaults=True):
     grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
     weights: LocalWeights = LocalWeights()
     buffers: LocalWeights = LocalWeights()
+    state: LocalWeights = LocalWeights()
+    averages: LocalWeights = LocalWeights()
     gradients: dict[Step, WeightHash] = field(default_factory=dict)
     turns: list[Positive] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -147,6 +172,42 @@ class Series(Model, frozen=True, omit_defaults=True):
     def name(self) -> str:
         """Return the optimizer with its model, such as ``AdamW of DDP(Net)``."""
         return f"{self.optimizer} of {self.model}" if self.model else self.optimizer
+
+    @property
+    def settings_by_step(self) -> dict[str, str]:
+        """Return the hash of each step's settings; random numbers are none, as they have no effect until drawn."""
+        settings = [one for one in self.settings if one.name != RANDOM]
+        rows = {
+            str(step): [(one.name, one.group, value) for one in settings if (value := one.at(step)) != OFF]
+            for step in range(1, self.num_steps + 1)
+        }
+        return {step: digest(sorted(row)) for step, row in rows.items()}
+
+    def followed_by(self, later: Series) -> Series:
+        """Return the record of these steps, then those of a launch that went on from them.
+
+        What that launch has loaded is what there is after the last of these steps.
+        """
+        done = self.num_steps
+        settings = {(one.name, one.group): one.values for one in self.settings}
+        for one in later.settings:
+            # The first step of a process finds no gradients that it could add to.
+            values = _from(1 + (one.name == GRADIENTS), one.values)
+            settings[one.name, one.group] = _joined(settings.get((one.name, one.group), {}), values, done)
+        return later.replace(
+            num_steps=done + later.num_steps,
+            loss=_joined(self.loss, later.loss, done),
+            grad_norm=_joined(self.grad_norm, later.grad_norm, done),
+            gradients=_joined(self.gradients, later.gradients, done),
+            samples=_joined(self.samples, later.samples, done),
+            weights=self.weights.followed_by(later.weights, done, 0),
+            # Buffers are first hashed when the forward pass of a step has changed them.
+            buffers=self.buffers.followed_by(later.buffers, done, 1),
+            state=self.state.followed_by(later.state, done, 0),
+            averages=self.averages.followed_by(later.averages, done, 0),
+            settings=[Setting(*key, values) for key, values in settings.items()],
+            turns=[],
+        )
 
 
 class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
@@ -165,6 +226,7 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
         grad_norm: ``grad_norm[rank]``: step -> norm of the gradients, of at most 2,048 values.
         gradients: step -> for each rank, the begin of the hash of its gradients before they were reduced.
         buffers: the hashes of the model's persistent buffers.
+        state, averages: the hashes of the optimizer's state and of averaged models; not kept in baselines.
         turns: for each step, its place in the order of all optimizers' steps, from 1; not kept in baselines.
         settings: ``settings[rank]``: what its steps train with; a single entry if it is the same on all ranks.
         batches: step -> for each rank, the begin of the hash of the samples of its batch, in their order.
@@ -180,6 +242,8 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     grad_norm: list[dict[Step, NotNegative]] = field(default_factory=list)
     gradients: dict[Step, list[str]] = field(default_factory=dict)
     buffers: HashedParts = HashedParts()
+    state: HashedParts = HashedParts()
+    averages: HashedParts = HashedParts()
     turns: list[Positive] = field(default_factory=list)
     rank_steps: list[Positive] = field(default_factory=list)
     settings: list[list[Setting]] = field(default_factory=list)
@@ -207,7 +271,7 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
 
     def condensed(self, *, has_names: bool) -> SeriesFacts:
         """Return what a baseline keeps of these facts."""
-        kept = self.replace(turns=[])
+        kept = self.replace(turns=[], state=HashedParts(), averages=HashedParts())
         if has_names:
             return kept
         # Whether launches of the same code have the same random numbers has to be known.
@@ -266,6 +330,8 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
         grad_norm=_thinned([rank.grad_norm for rank in ranks]),
         gradients=_begins_by_rank([rank.gradients for rank in ranks]),
         buffers=HashedParts(**_hashed_parts([rank.buffers for rank in ranks])),
+        state=HashedParts(**_hashed_parts([rank.state for rank in ranks])),
+        averages=HashedParts(**_hashed_parts([rank.averages for rank in ranks])),
         turns=ranks[0].turns,
         settings=settings if any(one != settings[0] for one in settings) else settings[:1],
         batches=_begins_by_rank([{step: digest(batch) for step, batch in rank.samples.items()} for rank in ranks]),
@@ -419,7 +485,7 @@ def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFac
         for before, step in zip([None, *steps], steps, strict=False):
             if who := other_ranks(here.weights, there.weights, str(step)):
                 equal = "" if before is None else f", and are equal {_when(before)}"
-                named = _other_parameters(here, there, str(step))
+                named = other_tensors(here, there, str(step))
                 is_next = before == step - 1 and kind == PARAMETERS
                 own = other_ranks(one.gradients, two.gradients, str(step)) if is_next else ""
                 reduced = f"; before they are reduced, gradients of step {step} differ on {own}" if own else ""
@@ -450,7 +516,7 @@ def hashes_by_name(here: HashedParts, there: HashedParts, step: str) -> tuple[di
     return dict(one), dict(two)
 
 
-def _other_parameters(here: HashedParts, there: HashedParts, step: str) -> str:
+def other_tensors(here: HashedParts, there: HashedParts, step: str) -> str:
     """Return the tensors that differ in a step, and those that only one side has; a baseline may lack the names.
 
     A launch has hashes of tensors for its first hashed steps and the last one, and for one set of tensors.

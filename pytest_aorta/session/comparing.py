@@ -18,7 +18,7 @@ from pytest_aorta.session.locating import Capture, locate
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, passed, settle, with_baseline, with_both
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
-from pytest_aorta.verdict.bitwise import compare_steps
+from pytest_aorta.verdict.bitwise import compare_lengths, compare_steps, num_steps
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.environment import identity
 from pytest_aorta.verdict.noise import Priors, platform_priors
@@ -50,6 +50,7 @@ class RunningComparison:
         results: The first result of each side; that of the candidate alone if the other side is the baseline.
         comparison: The comparison as far as it has come.
         steps: The number of steps that are compared one by one, else 0.
+        stops: The steps after which the candidate was restarted.
         locates: Whether further launches locate what fails.
         version: The name of the version that the other side launches; empty if both run the same version.
     """
@@ -64,6 +65,7 @@ class RunningComparison:
         launches = tuple(self._compared(side, result) for side, result in self.results.items())
         self.comparison = Comparison(case, kind, platform, candidate.workload, launches, baseline=baseline)
         self.steps = 0
+        self.stops: list[int] = []
         self.locates = not self.options.no_locate
         self.version = "" if others else self.options.ab or ""
 
@@ -121,11 +123,13 @@ class RunningComparison:
         launch = self.launcher.launch_of(self.results.get(side, self.results[Side.CANDIDATE]))
         return self.launcher.repeat(launch, reference=side not in self.results, **capture(launch.request)).result
 
-    def judge_steps(self, steps: int, metrics: Collection[str]) -> Verdicts:
-        """Return the verdicts on the bits of the first steps of both sides; a difference is then located by step."""
+    def judge_steps(self, steps: int | None, metrics: Collection[str]) -> Verdicts:
+        """Return the verdicts on the bits of the first steps of both sides, or of all; a difference is then located."""
         here, there = self.results.values()
-        self.steps = steps
-        return Verdicts(self.comparison.case, compare_steps(self.comparison.case, here, there, steps, metrics))
+        self.steps = steps or min(map(num_steps, (here, there)))
+        rows = compare_steps(self.comparison.case, here, there, self.steps, metrics)
+        rows += () if steps else compare_lengths(self.comparison.case, here, there)
+        return Verdicts(self.comparison.case, rows)
 
     def settle(self, comparing: Generator[Side, LaunchFacts, R]) -> R:
         """Launch what a comparison asks for, and return what it returns; if it fails, add what was launched."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -76,6 +77,18 @@ class Launcher:
     _leased: LeasedWorld
     _run_base: Path
     launches: list[Launch] = field(default_factory=list)
+    # The copy of the working folder that launches share, if any.
+    _shared_copy: list[Path] = field(default_factory=list)
+
+    @contextmanager
+    def one_copy(self) -> Iterator[None]:
+        """Have launches that ask for a copy of the working folder share one, to read what earlier ones have written."""
+        with tempfile.TemporaryDirectory(dir=self.shared_folder(), ignore_cleanup_errors=True) as folder:
+            self._shared_copy.append(Path(folder).resolve() / COPY_FOLDER)
+            try:
+                yield
+            finally:
+                self._shared_copy.pop()
 
     @property
     def timeout_s(self) -> float:
@@ -143,7 +156,7 @@ class Launcher:
         note, plan = LaunchNote(), None
         try:
             plan = self._plan(launched, version)
-            if plan.copy is not None:
+            if plan.copy is not None and not plan.copy.exists():
                 self._copy(plan, plan.copy)
             self.test.planned(plan)
             if self.launches:
@@ -174,7 +187,7 @@ class Launcher:
             note = note.replace(has_result=True)
         finally:  # pytest-timeout, too, ends a launch by an exception
             self.test.launched(note)
-            if plan is not None and plan.copy is not None:
+            if plan is not None and plan.copy is not None and plan.copy not in self._shared_copy:
                 shutil.rmtree(plan.copy, ignore_errors=True)
         self.launches.append(Launch(request, plan, outcome, result))
         return self.launches[-1]
@@ -224,7 +237,7 @@ class Launcher:
             timeout_s=self.timeout_s,
             run_dir=run_dir,
             cwd=version.root if version else options.rootdir,
-            copy=run_dir.resolve() / COPY_FOLDER if request.fresh is not None else None,
+            copy=next(iter(self._shared_copy), run_dir.resolve() / COPY_FOLDER) if request.fresh is not None else None,
             launcher=preferred if is_local else LauncherKind.NODES,
             lease_fds=self._leased.fds,
             reference=version,

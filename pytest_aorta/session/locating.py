@@ -21,12 +21,14 @@ from pytest_aorta.verdict.bitwise import (
     first_difference,
     locate_first,
     locate_non_finite,
-    other_keys,
+    num_steps,
     read_all_operators,
 )
+from pytest_aorta.verdict.environment import changed_settings
 from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.restarts import lost
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Note, Verdict
+from pytest_aorta.verdict.verdicts import Note, NoteKind, Verdict
 
 if TYPE_CHECKING:
     from pytest_aorta.session.comparing import RunningComparison
@@ -86,16 +88,24 @@ def _num_hashes(facts: LaunchFacts) -> int:
 def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None:
     """Enter into a comparison step by step where the first difference is."""
     launcher, (here, there) = running.launcher, running.results.values()
+    different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
+    difference = first_difference(here, there, running.steps, different)
+    if running.stops:
+        said = lost(here.facts, there.facts, running.stops, difference, [num_steps(here), num_steps(there)])
+        notes = (*running.comparison.notes, *(Note(text, NoteKind.EDIT) for text in said))
+        running.comparison = running.comparison.replace(notes=notes)
+        return
 
     def again(result: WorkloadResult, changes: Mapping[str, Any]) -> WorkloadResult:
         side = Side.CANDIDATE if result is here else Side.REFERENCE
         return running.again(side, lambda request: {"config": {**request.config, **changes}})
 
-    found = [f"config: {keys}"] if (keys := other_keys(here, there)) else []
-    different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
-    if difference := first_difference(here, there, running.steps, different):
-        shared = here.config.keys() & there.config.keys() if all(map(launcher.find, (here, there))) else ()
-        found += locate_first(here, there, difference, shared, again if running.locates else None, launcher.folder_of)
+    shared = here.config.keys() & there.config.keys()
+    was, now = changed_settings(*({key: side.config[key] for key in shared} for side in (there, here)))
+    found = [f"config: {now}, the reference's {was}"] if now else []
+    if difference:
+        keys = shared if all(map(launcher.find, (here, there))) else ()
+        found += locate_first(here, there, difference, keys, again if running.locates else None, launcher.folder_of)
     workload = " against ".join(dict.fromkeys([here.workload, there.workload]))
     running.comparison = running.comparison.replace(workload=workload, notes=tuple(map(Note, found)))
 

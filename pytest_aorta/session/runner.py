@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
@@ -12,14 +15,17 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.arranging import arranged_args, arranged_config, arrangements, judged, shown
 from pytest_aorta.session.comparing import RunningComparison, compare_with_baseline
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.recording import record
+from pytest_aorta.session.restarts import restarted_script
 from pytest_aorta.session.rounds import in_pairs, passed
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
 from pytest_aorta.session.world import DistributedWorld, check_result
-from pytest_aorta.verdict.bitwise import STEP_METRICS, from_first_step, joined, split
+from pytest_aorta.verdict.arrangements import Arrangement
+from pytest_aorta.verdict.bitwise import RESTART_METRICS, STEP_METRICS, from_first_step, joined, split
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.verdicts import Verdicts
 
@@ -124,30 +130,42 @@ class WorkloadRunner(DistributedWorld):
 
     def compare_restart(
         self,
-        config: Mapping[str, Any],
+        target: Mapping[str, Any] | str | Path,
+        args: tuple[str, ...] | list[str] = (),
+        resume_args: tuple[str, ...] | list[str] = (),
         *,
-        steps: int,
         after: int,
+        steps: int | None = None,
+        restarts: int = 1,
         into: Mapping[str, Any] | None = None,
         ranks: tuple[int, int] | None = None,
         metrics: Iterable[str] | None = None,
         label: str = "restart",
+        **settings: Any,
     ) -> Verdicts:
-        """Train ``steps`` steps, then again with new processes after a checkpoint; fail the test if a bit differs.
+        """Train straight on, then again with new processes after checkpoints; fail the test if a bit differs.
 
-        The workload is launched three times: straight on; for ``after`` steps, at whose end it saves a checkpoint; and
-        for the other steps from this checkpoint. The loss, gradient norm and weight hash of each step must be bitwise
-        equal, aligned by the number of the training step. The order of data, random state, learning rate and state of
-        the optimizer show in them.
+        With ``restarts=2`` and ``after=5``, training is restarted after steps 5 and 10. The loss, gradient norm and
+        weight hash of each step must be bitwise equal, aligned by the number of the training step; those of a script's
+        settings, buffers, and state of optimizers and averaged models too. The failure names what differs first.
+
+        A workload saves a checkpoint at the end of each launch. A script saves and loads by its own means: it is ended
+        when the step that follows ``after`` has its gradients, and has to have saved before. Each of both runs has a
+        copy of pytest's root folder, in which a restart finds what the launches before it have written.
 
         Args:
-            config: The workload, at the key ``workload``, and config keys.
-            steps: Training steps in total.
-            after: The step after which training is restarted.
+            target: A mapping with the workload, at the key ``workload``, and config keys; or a script.
+            args: Arguments of the script that trains all steps.
+            resume_args: Arguments of the script that goes on after a restart.
+            after: The step after which training is restarted; of a script, 2 or more.
+            steps: Training steps of a workload in total; a script makes those that its arguments say.
+            restarts: Number of restarts.
             into: Config keys that differ after the restart, such as another layout that has equal bits.
             ranks: Number of ranks before and after the restart, the first ones of the test's world; all by default.
-            metrics: Which of loss, grad_norm and weight_hash are compared; all by default.
+            metrics: Which metrics of steps are compared; all that the target has by default.
             label: As in :meth:`compare`.
+            settings: ``environment``, ``record`` and ``fresh`` of a script, as in
+                :meth:`~pytest_aorta.DistributedWorld.run_script`.
 
         Raises:
             ComparisonFailed: A value of a step differs.
@@ -155,22 +173,113 @@ class WorkloadRunner(DistributedWorld):
                 number of steps.
             WorkloadFailed, LaunchError, ResultError: As in :meth:`compare`.
         """
-        case, by_step = self._case("compare_restart", label, steps), [*(STEP_METRICS if metrics is None else metrics)]
-        if not 0 < after < steps:
-            raise SpecError(f"compare_restart: after is {after!r}, allowed is an integer from 1 to {steps - 1}")
-        before, after_it = self._restarted(ranks)
-        check_compared(by_step, STEP_METRICS)
-        spec, own = self._declared(config)
-        other, changed = self._declared({**config, **(into or {})})
-        _check_restarts(spec, own)
-        _check_restarts(other, changed)
-        with tempfile.TemporaryDirectory(dir=self.launcher.shared_folder(), prefix="checkpoint-") as folder:
-            straight = before._run(spec, own, steps)
-            saved = before._run(spec, own | {_SAVE: folder}, after)
-            resumed = after_it._run(other, changed | {_LOAD: folder}, steps - after)
-        running = RunningComparison(self.launcher, case, joined(saved, resumed), straight)
-        running.locates = False
+        case, is_script = self._case("compare_restart", label, steps), not isinstance(target, Mapping)
+        known, least = (RESTART_METRICS, 2) if is_script else (STEP_METRICS, 1)
+        if restarts < 1 or after < least or (steps is None) is not is_script or restarts * after >= (steps or math.inf):
+            raise SpecError(
+                f"compare_restart: after is {after!r}, restarts is {restarts!r}, steps is {steps!r}; allowed are "
+                f"restarts every {least} or more steps, before the last step; a workload needs steps, and a script none"
+            )
+        if (args or resume_args or settings) if not is_script else into:
+            raise SpecError("compare_restart: args, resume_args, record and fresh are for scripts, into for workloads")
+        chosen = None if metrics is None else [*metrics]
+        if chosen is not None:
+            check_compared(chosen, known)
+        worlds = self._restarted(ranks)
+        if isinstance(target, Mapping):
+            assert steps is not None
+            straight, parts = self._restarted_workload(worlds, target, into or {}, steps, after, restarts)
+        else:
+            straight, parts = restarted_script(worlds, target, (args, resume_args), settings, after, restarts)
+        running = RunningComparison(self.launcher, case, reduce(joined, parts), straight)
+        running.locates, running.stops = False, [after * number for number in range(1, restarts + 1)]
+        by_step = chosen or [name for name in known if not is_script or known[name].bits(straight)]
         return running.conclude(running.judge_steps(steps, by_step))
+
+    def _restarted_workload(
+        self,
+        worlds: Sequence[WorkloadRunner],
+        config: Mapping[str, Any],
+        into: Mapping[str, Any],
+        steps: int,
+        after: int,
+        restarts: int,
+    ) -> tuple[WorkloadResult, list[WorkloadResult]]:
+        """Launch a workload straight on, and in parts of which each loads the checkpoint of the part before."""
+        variants = [self._declared(config), self._declared({**config, **into})]
+        for spec, own in variants:
+            _check_restarts(spec, own)
+        with tempfile.TemporaryDirectory(dir=self.launcher.shared_folder(), prefix="checkpoint-") as folder:
+            straight, parts = worlds[0]._run(*variants[0], steps), []
+            for number in range(restarts + 1):
+                spec, own = variants[number > 0]
+                save = {_SAVE: f"{folder}/{number}"} if number < restarts else {}
+                load = {_LOAD: f"{folder}/{number - 1}"} if number else {}
+                count = after if save else steps - restarts * after
+                parts.append(worlds[number > 0]._run(spec, own | save | load, count))
+        return straight, parts
+
+    def compare_arrangements(
+        self,
+        target: str | Path | Mapping[str, Any],
+        args: tuple[str, ...] | list[str] = (),
+        *,
+        batch_arg: str | None = None,
+        accumulate_arg: str | None = None,
+        others: Sequence[Any] = (),
+        environment: Mapping[str, str] | None = None,
+        fresh: tuple[str, ...] | list[str] | None = None,
+        label: str = "arrangements",
+    ) -> list[Verdicts]:
+        """Train the first step on the same samples in other arrangements; fail the test if gradients differ.
+
+        The target is launched on all ranks of the test's world, on one rank that accumulates as many micro-batches, and
+        on one rank with a batch as many times as large. The last of these is what the others are compared with. It is
+        proved that all train on the same samples, with the same weights. Gradients, after their reduction and before
+        clipping, have to be equal but for rounding; else the failure has their factor. Then the norm of gradients, the
+        loss that is reported, learning rates, buffers, the update of the weights, and the number of steps are compared.
+
+        Args:
+            target: A script as in :meth:`~pytest_aorta.DistributedWorld.run_script`, or as in :meth:`compare`.
+            args: Arguments of the script, with the batch of a rank.
+            batch_arg: The argument that sets the batch of a rank, such as ``--batch-size``; of a workload, the config
+                key, by default ``batch_size``. Without it, and without ``accumulate_arg``, one rank trains on the
+                batches of a ``torch.utils.data.DataLoader`` that are joined to one.
+            accumulate_arg: The argument that sets how many batches a rank accumulates; of a workload, the config key,
+                by default ``gradient_accumulation``.
+            others: Further arrangements on all ranks with the same samples: lists of arguments that are added, or
+                mappings of config keys, such as ``{"tensor_parallel_degree": 2, "batch_size": 8}``.
+            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`.
+            label: As in :meth:`compare`.
+
+        Raises:
+            ComparisonFailed: Samples, weights, gradients or what follows from them differ.
+            NothingCompared: No sample or no gradient is known.
+            SpecError: An argument is not allowed, or the world has one rank.
+            WorkloadFailed, LaunchError, ResultError: As in :meth:`compare`.
+        """
+        self._case("compare_arrangements", label, 1)
+        if isinstance(target, Mapping):
+            batch_arg, accumulate_arg = batch_arg or "batch_size", accumulate_arg or "gradient_accumulation"
+        every = arrangements(self.size, has_batch=bool(batch_arg), has_accumulation=bool(accumulate_arg))
+        every[:0] = [Arrangement(self.size, other=shown(other)) for other in others]
+        planned = list[tuple[Arrangement, Callable[[], WorkloadResult]]]()
+        for one, other in zip(every, [*others, *[()] * (len(every) - len(others))], strict=True):
+            world = WorkloadRunner(self.launcher.first(one.ranks))
+            factors = {batch_arg or "": one.batch, accumulate_arg or "": one.accumulated}
+            if isinstance(target, Mapping):
+                spec, config = self._declared({**target, **dict(other)})
+                launch = partial(world._run, spec, arranged_config(spec, config, factors), 1, first_step=1)
+            else:
+                words = self._script(target, arranged_args([*args, *other], factors))
+                joined = one.batch if not (batch_arg or accumulate_arg) else 1
+                record = {"deterministic": True, "warmup": 0}
+                settings = {"record": record, "fresh": fresh, "first_step": joined}
+                launch = partial(world._run_words, Path(words[0]).name, words, environment, settings)
+            planned.append((one, launch))
+        launched = [(one, launch()) for one, launch in planned]
+        cases = [self._case("compare_arrangements", f"{label}, {one}", 1) for one in every[:-1]]
+        return judged(self.launcher, cases, launched)
 
     def _case(self, method: str, label: str, steps: int | None = None, *, suffix: str = "") -> str:
         """Return the case of a comparison; a number distinguishes comparisons of the test with the same label.
@@ -215,11 +324,13 @@ class WorkloadRunner(DistributedWorld):
         config = {key: value for key, value in variant.items() if key != "workload"}
         return find_workload(variant["workload"], self._options.workloads), config
 
-    def _run(self, spec: WorkloadSpec, config: dict[str, Any], steps: int | None) -> WorkloadResult:
+    def _run(
+        self, spec: WorkloadSpec, config: dict[str, Any], steps: int | None, *, first_step: int = 0
+    ) -> WorkloadResult:
         """Launch a variant; a number of steps means that the first ones are measured and hashed."""
         usual = {} if steps is None else from_first_step(steps)
         usual = {key: value for key, value in usual.items() if key in spec.properties}
-        return self.run(spec.name, **usual | config)
+        return self._run_spec(spec, usual | config, first_step=first_step)
 
     def _search(self, running: RunningComparison, bisection: Bisection) -> Verdicts:
         """Search for the commit that changed a metric of a comparison."""

@@ -16,7 +16,7 @@ from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
 from pytest_aorta.plan.launch_plan import LaunchRequest, script_settings
-from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, check_environment, find_workload, resolve_config
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, check_environment, find_workload, resolve_config
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.locating import locate_not_finite
@@ -63,9 +63,7 @@ class DistributedWorld:
             WorkloadFailed: By ``workload`` only: the workload's own checks found wrong values; the message locates
                 them.
         """
-        spec = find_workload(name, self._options.workloads)
-        self.launcher.require_ranks(name, spec.min_world_size)
-        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
+        return self._run_spec(find_workload(name, self._options.workloads), config)
 
     def run_script(
         self,
@@ -92,16 +90,9 @@ class DistributedWorld:
             SpecError: The script does not exist, or an argument is not allowed; nothing was started.
             LeaseError, LaunchError, ResultError, WorkloadFailed: As in :meth:`run`.
         """
-        target = str(script)
-        if target.endswith(".py"):
-            path = self._options.rootdir / target
-            if not path.is_file():
-                raise SpecError(f"script {target!r}: there is no file {path}")
-            target = str(path)
-        elif not all(part.isidentifier() for part in target.split(".")):
-            raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        words = (target, *_words(str(script), args))
-        return self._run_words(Path(script).name, words, environment, {"record": record, "fresh": fresh})
+        return self._run_words(
+            Path(script).name, self._script(script, args), environment, {"record": record, "fresh": fresh}
+        )
 
     def run_command(
         self,
@@ -164,6 +155,23 @@ class DistributedWorld:
     def _returned(self, result: WorkloadResult) -> WorkloadResult:
         """Return the result of a launch to the test, or raise an error in its place."""
         return result
+
+    def _script(self, script: str | Path, args: object) -> tuple[str, ...]:
+        """Return the path or module of a script, which has to exist, and its arguments."""
+        target = str(script)
+        if target.endswith(".py"):
+            path = self._options.rootdir / target
+            if not path.is_file():
+                raise SpecError(f"script {target!r}: there is no file {path}")
+            target = str(path)
+        elif not all(part.isidentifier() for part in target.split(".")):
+            raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
+        return (target, *_words(str(script), args))
+
+    def _run_spec(self, spec: WorkloadSpec, config: Mapping[str, Any], *, first_step: int = 0) -> WorkloadResult:
+        self.launcher.require_ranks(spec.name, spec.min_world_size)
+        resolved = resolve_config(spec, config)
+        return self._launch(LaunchRequest(spec.name, spec, resolved, None, (), first_step=first_step))
 
     def _run_words(
         self,

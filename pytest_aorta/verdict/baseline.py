@@ -104,7 +104,7 @@ class Baseline(Model, frozen=True):
         """
         named = next(stored for stored in self.launches if stored.center)
         launches = (stored.replace(facts=stored.facts.condensed(has_names=stored is named)) for stored in self.launches)
-        return self.replace(launches=tuple(launches), measured=num_measured(self.center_launches))
+        return self.replace(launches=tuple(launches), measured=_num_measured(self.center_launches))
 
 
 def baseline_path(folder: Path, platform: str, case: str) -> Path:
@@ -179,7 +179,7 @@ def _check(baseline: Baseline, name: Path) -> None:
     if {stored.revision for stored in launches if stored.center} != {revisions[-1]}:
         problem = f"center launches are allowed and required in the last revision only, {revisions[-1]}"
         raise BaselineError(f"{name}: $.launches: {problem}")
-    present = num_measured(baseline.center_launches)
+    present = _num_measured(baseline.center_launches)
     for metric, recorded in baseline.measured.items():
         if (now := present.get(metric, 0)) < recorded:
             raise BaselineError(
@@ -194,7 +194,7 @@ def _check(baseline: Baseline, name: Path) -> None:
             raise BaselineError(f"{place}.environment.device: got {facts.device!r}, allowed is one of {kinds}")
 
 
-def num_measured(launches: Sequence[LaunchFacts]) -> dict[str, int]:
+def _num_measured(launches: Sequence[LaunchFacts]) -> dict[str, int]:
     """Return the metrics that every launch has -> the least number of their values over the launches."""
     names = [*METRICS, *own_metrics(launches[0])]
     found = {name: min(map(metric_of(name).num_values, launches)) for name in names}
@@ -227,7 +227,7 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     """
     path = baseline.path(folder)
     document = to_builtins(baseline)
-    if problem := outside(folder, path.parent):
+    if problem := _outside(folder, path.parent):
         raise BaselineError(f"{path}: not written: {problem}")
     with raised_as(BaselineError, f"{path}: not written: ", (OSError, ValueError)):
         text = _lines_of(document, _LEVELS) + "\n"
@@ -251,7 +251,7 @@ def _lines_of(value: Any, levels: int, indent: str = "") -> str:
     return f"{begin}\n{inner}" + f",\n{inner}".join(rows) + f"\n{indent}{end}"
 
 
-def outside(folder: Path, platform_folder: Path) -> str | None:
+def _outside(folder: Path, platform_folder: Path) -> str | None:
     """Return the problem if a platform's folder is a link out of the folder of baselines, or None."""
     real = Path(os.path.realpath(platform_folder))
     if real.is_relative_to(os.path.realpath(folder)):

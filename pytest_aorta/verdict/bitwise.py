@@ -9,12 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.text import brief, counted
+from pytest_aorta.common.text import counted
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
+from pytest_aorta.result.series import AVERAGES, BUFFERS, STATE, Series, joined_hashes
 from pytest_aorta.result.trace.rank_files import (
     MAX_CALLS,
     RANDOM_STATE,
@@ -37,7 +39,8 @@ from pytest_aorta.verdict.verdicts import (
     VerdictReference,
 )
 
-Bits: TypeAlias = Mapping[int, str | float]
+# Step -> values of the step: one, or for a script those of each rank and optimizer.
+Bits: TypeAlias = Mapping[int, tuple[str | float | None, ...]]
 _EXACT, _REFERENCE = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
 Calls: TypeAlias = Sequence[OperatorCall]
 # Launches one side again with these config keys changed.
@@ -48,15 +51,18 @@ FolderOf: TypeAlias = Callable[[WorkloadResult], Path | None]
 HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
 # The config key that makes a workload capture every operator of a step.
 HASH_OPERATORS_STEP = "hash_operators_step"
-# In the order in which a step computes them.
 OPTIMIZER = "optimizer"
-TENSOR_KINDS = ("forward", "backward", "gradients", "clipped", OPTIMIZER, "weights")
-_LOGICAL = {
+# Kind of tensors -> what they are, in the order in which a step computes them.
+TENSOR_KINDS = {
+    "forward": "inputs and outputs of modules",
+    "backward": "gradients of modules' outputs",
     "gradients": "gradients",
     "clipped": "gradients after clipping",
     OPTIMIZER: "numbers and tensors of the optimizer",
     "weights": "parameters",
 }
+# Those of modules, which each rank has for itself.
+_OF_MODULES = ("forward", "backward")
 
 
 class _StepMetric(NamedTuple):
@@ -66,16 +72,45 @@ class _StepMetric(NamedTuple):
     remedy: str
 
 
+def _of_series(result: WorkloadResult, values_of: Callable[[Series], Mapping[str, str | float]]) -> Bits:
+    rows = [values_of(series) for rank in result.ranks for series in rank.series]
+    steps = {int(step) for row in rows for step in row}
+    return {step: tuple(row.get(str(step)) for row in rows) for step in steps}
+
+
+def _recorded(name: str) -> Callable[[WorkloadResult], Bits]:
+    """Return a function that reads the values that a result has of its steps, or those of a script's optimizers."""
+
+    def bits(result: WorkloadResult) -> Bits:
+        values = enumerate(getattr(result, name), 1)
+        return {step: (value,) for step, value in values} or _of_series(result, attrgetter(name))
+
+    return bits
+
+
+def _hashes(kind: str) -> Callable[[WorkloadResult], Bits]:
+    return lambda result: {
+        int(step): (value,) for step, value in joined_hashes([rank.series for rank in result.ranks], kind).items()
+    }
+
+
 # In the order in which a step computes them.
 STEP_METRICS = {
-    "loss": _StepMetric(lambda result: dict(enumerate(result.loss, 1)), "recorder.loss(value) in each step"),
-    "grad_norm": _StepMetric(
-        lambda result: dict(enumerate(result.grad_norm, 1)), "recorder.grad_norm(value) in each step"
-    ),
+    "loss": _StepMetric(_recorded("loss"), "recorder.loss(value) in each step"),
+    "grad_norm": _StepMetric(_recorded("grad_norm"), "recorder.grad_norm(value) in each step"),
     "weight_hash": _StepMetric(
-        lambda result: {int(step): value for step, value in result.weight_hashes.items()},
+        lambda result: {int(step): (value,) for step, value in result.weight_hashes.items()},
         "config hash_every=1, or recorder.weight_hash(step, value) after each step",
     ),
+}
+_EVERY_STEP = "an optimizer that steps at most 1,000 times, as of these steps alone all hashes are known"
+# What a restart of a script compares too.
+RESTART_METRICS = {
+    "settings": _StepMetric(lambda result: _of_series(result, lambda one: one.settings_by_step), _EVERY_STEP),
+    **STEP_METRICS,
+    "buffer_hash": _StepMetric(_hashes(BUFFERS), _EVERY_STEP),
+    "optimizer_hash": _StepMetric(_hashes(STATE), _EVERY_STEP),
+    "averages_hash": _StepMetric(_hashes(AVERAGES), _EVERY_STEP),
 }
 
 
@@ -102,9 +137,16 @@ def joined(first: WorkloadResult, last: WorkloadResult) -> WorkloadResult:
             grad_norm=[*before.grad_norm, *after.grad_norm],
             weight_hashes=before.weight_hashes
             | {str(done + int(step)): value for step, value in after.weight_hashes.items()},
+            series=[],
         )
         for after in last.ranks
     ]
+    if len(first.ranks) == len(last.ranks):
+        pairs = [
+            zip(one.series, other.series, strict=False) for one, other in zip(first.ranks, last.ranks, strict=True)
+        ]
+        series = [[one.followed_by(other) for one, other in pair] for pair in pairs]
+        ranks = [rank.replace(series=own) for rank, own in zip(ranks, series, strict=True)]
     return last.replace(ranks=ranks)
 
 
@@ -132,29 +174,43 @@ def compare_steps(
     return tuple(_compare(case, name, candidate, reference, steps) for name in metrics)
 
 
+def num_steps(result: WorkloadResult) -> int:
+    """Return the number of steps; of a script, with those that were not timed."""
+    return max((one.num_steps for rank in result.ranks for one in rank.series), default=result.total_iterations)
+
+
+def compare_lengths(case: str, candidate: WorkloadResult, reference: WorkloadResult) -> tuple[Verdict, ...]:
+    """Return a verdict if the sides have different numbers of steps."""
+    here, there = float(num_steps(candidate)), float(num_steps(reference))
+    row = Verdict(case, "num_steps", Decided(Outcome.REGRESSION), here, there, None, _EXACT, _REFERENCE)
+    return (row,) if here != there else ()
+
+
 def first_difference(
     candidate: WorkloadResult, reference: WorkloadResult, steps: int, metrics: Collection[str]
 ) -> Difference | None:
     """Return the earliest step that differs, with the differing metric that it computes first, or None."""
     for step in range(1, steps + 1):
-        for name in (name for name in STEP_METRICS if name in metrics):
-            here, there = map(STEP_METRICS[name].bits, (candidate, reference))
+        for name in (name for name in RESTART_METRICS if name in metrics):
+            here, there = map(RESTART_METRICS[name].bits, (candidate, reference))
             if step in here and step in there and not _is_same(here[step], there[step]):
                 return Difference(step, name)
     return None
 
 
 def _compare(case: str, metric: str, candidate: WorkloadResult, reference: WorkloadResult, steps: int) -> Verdict:
-    here, there = map(STEP_METRICS[metric].bits, (candidate, reference))
+    here, there = map(RESTART_METRICS[metric].bits, (candidate, reference))
 
     def verdict(state: State, detail: str, shown: int | None = None) -> Verdict:
         """Return a verdict that shows the values of step ``shown``."""
-        value, other = (None, None) if shown is None else (here[shown], there[shown])
+        pairs = [] if shown is None else [*zip(here[shown], there[shown], strict=False)]
+        different = (pair for pair in pairs if not _is_same(*pair))
+        value, other = next(different, pairs[0] if pairs else (None, None))
         return Verdict(case, metric, state, value, other, None, _EXACT, _REFERENCE, detail)
 
     for side, result, held in (("candidate", candidate, here), ("reference", reference, there)):
         if absent := [step for step in range(1, steps + 1) if step not in held]:
-            detail = _absence(side, result, STEP_METRICS[metric].remedy, absent, steps)
+            detail = _absence(side, result, RESTART_METRICS[metric].remedy, absent, steps)
             return verdict(Missing(MissingPart.CANDIDATE_VALUE), detail)
     if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
         return verdict(Decided(Outcome.PASS), f"all {steps} steps" if steps > 1 else "the step", steps)
@@ -176,8 +232,10 @@ def _absence(side: str, result: WorkloadResult, remedy: str, absent: list[int], 
     return f"the {side} has values for {held}, but not for step {absent[0]}; use {remedy}"
 
 
-def _is_same(one: str | float, other: str | float) -> bool:
+def _is_same(one: object, other: object) -> bool:
     # Compare bits, because 0.0 == -0.0.
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(map(_is_same, one, other))
     return one.hex() == other.hex() if isinstance(one, float) and isinstance(other, float) else one == other
 
 
@@ -272,15 +330,16 @@ class _LocatedKind(NamedTuple):
 
 
 def _located_kinds(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[_LocatedKind]:
-    found = []
+    located = []
     for kind in TENSOR_KINDS:
-        if kind in _LOGICAL:
-            located = _locate_tensor(kind, candidate.tensor_hashes, reference.tensor_hashes, step)
-        else:
-            located = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
-        if located is not None:
-            found.append(located._replace(text=f"step {step}, {kind}: {located.text}"))
-    return found
+        pairs = [(candidate.tensor_hashes, reference.tensor_hashes)]
+        if kind in _OF_MODULES:
+            pairs = [*zip(candidate.boundary_hashes, reference.boundary_hashes, strict=False)]
+        compared = (_compared(here.get(kind), there.get(kind), step) for here, there in pairs)
+        if ranks := [found for found in compared if found]:
+            differs, text = _located(kind, ranks)
+            located.append(_LocatedKind(differs, f"step {step}, {kind}: {text}"))
+    return located
 
 
 def _first_earlier(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> int | None:
@@ -300,16 +359,6 @@ def read_all_operators(run_dir: Path | None, num_ranks: int, step: int) -> dict[
         return {}
     calls = {rank: read_operators(run_dir, rank, step) for rank in range(num_ranks)}
     return {rank: found for rank, found in calls.items() if found is not None}
-
-
-def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
-    """Return the config keys with different values as text; empty if there are none."""
-    here, there = candidate.config, reference.config
-    return ", ".join(
-        f"{key} is {brief(repr(here[key]), 120)}, the reference's {brief(repr(there[key]), 120)}"
-        for key in here
-        if here[key] != there.get(key, here[key])
-    )
 
 
 class _Compared(NamedTuple):
@@ -341,41 +390,24 @@ def _compared(here: TensorHashes | None, there: TensorHashes | None, step: int) 
     return _Compared(names, different, shapes, sorted(mine.keys() ^ other.keys()))
 
 
-def _locate_tensor(
-    kind: str, here: Mapping[str, TensorHashes], there: Mapping[str, TensorHashes], step: int
-) -> _LocatedKind | None:
-    found = _compared(here.get(kind), there.get(kind), step)
-    if found is None:
-        return None
-    alone = f"; one of the two alone has {found.alone[:3]}" if found.alone else ""
-    if not found.different:
-        return _LocatedKind(False, f"all {len(found.names)} {_LOGICAL[kind]} are the same{alone}")
-    first = f"{found.different[0]} {found.shapes[found.different[0]]}"
-    text = f"{len(found.different)} of {len(found.names)} {_LOGICAL[kind]} differ, first {first}{alone}"
-    return _LocatedKind(True, text)
+def _located(kind: str, ranks: Sequence[_Compared]) -> tuple[bool, str]:
+    """Return whether tensors of a kind differ, and a line on the first of them.
 
-
-def _locate_module(
-    kind: str, here: list[dict[str, TensorHashes]], there: list[dict[str, TensorHashes]], step: int
-) -> _LocatedKind | None:
-    pairs = zip(here, there, strict=False)
-    ranks = [found for mine, other in pairs if (found := _compared(mine.get(kind), other.get(kind), step))]
-    if not ranks:
-        return None
-    what = "inputs and outputs of modules" if kind == "forward" else "gradients of modules' outputs"
+    Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
+    """
+    is_of_modules, what = kind in _OF_MODULES, TENSOR_KINDS[kind]
+    alone = f"; one of the two alone has {ranks[0].alone[:3]}" if ranks[0].alone and not is_of_modules else ""
     if not (different := [rank for rank, found in enumerate(ranks) if found.different]):
-        text = f"all {len(ranks[0].names)} {what} are the same on all {counted(len(ranks), 'rank')}"
-        return _LocatedKind(False, text)
-    # Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
+        where = f" on all {counted(len(ranks), 'rank')}" if is_of_modules else ""
+        return False, f"all {len(ranks[0].names)} {what} are the same{where}{alone}"
     position, rank = min((ranks[rank].names.index(ranks[rank].different[0]), rank) for rank in different)
     found = ranks[rank]
     first = found.different[0]
-    return _LocatedKind(
-        True,
-        f"{len(found.different)} of {len(found.names)} {what} differ on rank {rank}, first {_boundary(kind, first)} "
-        f"{found.shapes[first]}: {_origin(kind, first, found.names[:position])} "
-        f"(some differ on {len(different)} of {len(ranks)} ranks)",
-    )
+    some, shape = f"{len(found.different)} of {len(found.names)} {what} differ", found.shapes[first]
+    if not is_of_modules:
+        return True, f"{some}, first {first} {shape}{alone}"
+    origin, share = _origin(kind, first, found.names[:position]), f"{len(different)} of {len(ranks)} ranks"
+    return True, f"{some} on rank {rank}, first {_boundary(kind, first)} {shape}: {origin} (some differ on {share})"
 
 
 def _boundary(kind: str, name: str) -> str:

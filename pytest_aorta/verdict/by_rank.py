@@ -34,7 +34,7 @@ _ORDER = (Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS)
 
 
 @dataclass(frozen=True)
-class _Change:
+class CostChange:
     """A cost of one rank on both sides, part by part.
 
     Attributes:
@@ -77,7 +77,7 @@ class _Change:
 def judge_costs(row: Row, cost: Cost) -> Verdict:
     """Return the verdict on a cost: a regression if any rank of any launch costs more than allowed."""
     left_out = varying(row.others, cost)
-    changes = [change for launch in row.launches for change in _changes(launch, row.others[-1], cost, left_out)]
+    changes = [change for launch in row.launches for change in cost_changes(launch, row.others, cost, left_out)]
     if not changes:  # of a simulated world, some ranks are launched
         here, there = (
             [rank for group in side[-1].costs for rank in group.ranks] for side in (row.launches, row.others)
@@ -114,18 +114,25 @@ def varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
     return {name for one, other in pairs for name, _ in one.items() ^ other.items()}
 
 
-def _changes(launch: LaunchFacts, other: LaunchFacts, cost: Cost, left_out: set[str]) -> list[_Change]:
-    here, there = by_rank(launch.costs, cost) or {}, by_rank(other.costs, cost) or {}
+def cost_changes(
+    launch: LaunchFacts, others: Sequence[LaunchFacts], cost: Cost, left_out: set[str]
+) -> list[CostChange]:
+    """Return a cost of each rank beside that of the last launch of the other side, without parts to leave out."""
+    here, there = (by_rank(side.costs, cost) or {} for side in (launch, others[-1]))
     return [
-        _Change(rank, *({name: side[rank][name] for name in side[rank].keys() - left_out} for side in (there, here)))
+        CostChange(rank, *({name: side[rank][name] for name in side[rank].keys() - left_out} for side in (there, here)))
         for rank in sorted(here.keys() & there.keys())
     ]
 
 
-def _text(row: Row, cost: Cost, worst: _Change, changes: Sequence[_Change]) -> str:
+def _text(row: Row, cost: Cost, worst: CostChange, changes: Sequence[CostChange]) -> str:
     """Return what came and what went on the worst rank, and the ranks on which it did unless it did on all of them."""
     parts = worst.parts
-    texts = [_part(row, cost, worst, name) + _placed(row, cost, worst, name) for name in list(parts)[:_MOST_NAMED]]
+    named = list(parts)[:_MOST_NAMED]
+    places = [place_of(row.launches, row.others, worst, cost, name) for name in named]
+    texts = [
+        _part(row, cost, worst, name) + f" ({place})" * bool(place) for name, place in zip(named, places, strict=True)
+    ]
     more = [f"{len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
     same = sorted({change.rank for change in changes if change.parts == parts})
     ranks = sorted({change.rank for change in changes})
@@ -141,7 +148,7 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes:+,} B" if abs(num_bytes) < 10_000 else f"{num_bytes / 1e6:+.4g} MB"
 
 
-def _part(row: Row, cost: Cost, change: _Change, name: str) -> str:
+def _part(row: Row, cost: Cost, change: CostChange, name: str) -> str:
     more = change.parts[name]
     sign = "+" if more > 0 else "-"
     match cost:
@@ -164,20 +171,17 @@ def _part(row: Row, cost: Cost, change: _Change, name: str) -> str:
             return f"{sign} {name} x {abs(more)}"
 
 
-def _placed(row: Row, cost: Cost, change: _Change, name: str) -> str:
-    place = place_of(row.launches, row.others, change.rank, cost, name, change.parts[name])
-    return f" ({place})" if place else ""
-
-
 def place_of(
-    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], rank: int, cost: Cost, name: str, change: int
+    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], change: CostChange, cost: Cost, name: str
 ) -> str:
     """Return the place of most calls that came or went, and how many others there are; empty if it is not known."""
     placed_as = _PLACED_AS.get(cost, cost)
-    sides = [_places(side, rank) for side in (launches, others)]
+    sides = [_places(side, change.rank) for side in (launches, others)]
     if not all(sides):
         return ""
-    came, left = (side.get(placed_as, {}).get(name, {}) for side in (sides if change > 0 else reversed(sides)))
+    came, left = (
+        side.get(placed_as, {}).get(name, {}) for side in (sides if change.parts[name] > 0 else reversed(sides))
+    )
     # A line that was added moves those below it, whose code stays the same.
     more = _by_code(came) - _by_code(left)
     calls = {place: min(number, more[_LINE.sub("", place)]) for place, number in came.items()}

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import (
+    BATCH,
     RANDOM,
     SeriesFacts,
     Setting,
@@ -16,14 +17,14 @@ from pytest_aorta.result.series import (
     other_ranks,
     some_of,
 )
-from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
-from pytest_aorta.verdict.by_rank import place_of, varying
+from pytest_aorta.result.trace.profiled_steps import Cost
+from pytest_aorta.verdict.by_rank import cost_changes, place_of, varying
 
 # Name of a setting -> what it is called. Others are hyperparameters of the optimizer, which have the names of torch.
 _NAMES = {
     "lr": "the learning rate",
     "weight_decay": "weight decay",
-    "batch": "the batch",
+    BATCH: "the batch",
     "backward passes": "the number of backward passes a step",
     "mode": "the mode of the model",
     "clipped to": "the norm that gradients are clipped to",
@@ -111,9 +112,14 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
             groups.setdefault(change._replace(group=""), []).append(change.group)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
     for change, of in groups.items():
-        what = _NAMES.get(change.name, change.name) + _of(of, every)
+        what = name_of(change.name) + _of(of, every)
         text = f"{what} changed: {change.before} -> {change.after}"
         yield change.step, f"{_SENTENCES.get((change.name, change.after), text)} from step {change.step}"
+
+
+def name_of(setting: str) -> str:
+    """Return what a setting is called."""
+    return _NAMES.get(setting, setting)
 
 
 def _of(groups: Sequence[str], every: Iterable[str]) -> str:
@@ -148,31 +154,21 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
 def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _Found:
     """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
     for cost, text in _COSTS.items():
-        parts = _parts(launches, others, cost)
-        ratios = {f"{after / before:.5g}" for *_, before, after in parts if before}
+        changes = cost_changes(launches[-1], others, cost, varying(others, cost))
+        if (change := next((change for change in changes if change.parts), None)) is None:
+            continue
+        parts, before, after = change.parts, change.before, change.after
+        ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
         if cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops):
             yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
             continue
-        if cost is Cost.FLOPS:  # the others follow
-            parts = sorted(parts, key=lambda part: -abs(part[3] - part[2]))[:1]
-        for rank, name, before, after in parts:
-            place = place_of(launches, others, rank, cost, name, after - before)
-            parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and after < before else ()
+        # Of operators, the one that changed most is named: the others follow.
+        for name in [*parts][:1] if cost is Cost.FLOPS else sorted(parts):
+            was, now = before.get(name, 0), after.get(name, 0)
+            place = place_of(launches, others, change, cost, name)
+            parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and now < was else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
-            yield 1, text.format(name=name, before=before, after=after) + f" in {place}" * bool(place) + follows
-
-
-def _parts(
-    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], cost: Cost
-) -> list[tuple[int, str, int, int]]:
-    """Return the first rank that differs with the parts of a cost that differ, and both numbers."""
-    ours, theirs = (by_rank(side[-1].costs, cost) or {} for side in (launches, others))
-    for rank in sorted(ours.keys() & theirs.keys()):
-        names = sorted((ours[rank].keys() | theirs[rank].keys()) - varying(others, cost))
-        rows = [(rank, name, theirs[rank].get(name, 0), ours[rank].get(name, 0)) for name in names]
-        if different := [row for row in rows if row[2] != row[3]]:
-            return different
-    return []
+            yield 1, text.format(name=name, before=was, after=now) + f" in {place}" * bool(place) + follows
 
 
 def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:

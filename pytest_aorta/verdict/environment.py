@@ -30,7 +30,7 @@ def other_versions(facts: LaunchFacts, recorded: LaunchFacts, side: str) -> str 
     return None
 
 
-class Changes(NamedTuple):
+class _Changes(NamedTuple):
     """The differences of two launches' numeric environments as text, with both values; empty if there are none.
 
     Attributes:
@@ -42,7 +42,7 @@ class Changes(NamedTuple):
     settings: str
 
 
-def changes(facts: LaunchFacts, recorded: LaunchFacts) -> Changes:
+def changes(facts: LaunchFacts, recorded: LaunchFacts) -> _Changes:
     """Return what differs, without choices of setup().
 
     Launches of one session block ran on the same CPUs, so their ``cpu_vendor`` is not compared: only one of them may
@@ -60,7 +60,7 @@ def changes(facts: LaunchFacts, recorded: LaunchFacts) -> Changes:
         shown = [f"{key} {there.get(key)!r} -> {here.get(key)!r}" for key in chosen]
         return f"{words}: {', '.join(shown)}" if shown else ""
 
-    return Changes(text("other environment", of_machine=True), text("changed settings", of_machine=False))
+    return _Changes(text("other environment", of_machine=True), text("changed settings", of_machine=False))
 
 
 def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> str:

@@ -561,7 +561,7 @@ def check_compared(metrics: Collection[str], known: Collection[str]) -> None:
     """
     if not metrics:
         raise SpecError(f"compare: metrics is empty; allowed are {sorted(known)}, or None for the default")
-    refuse_unknown(metrics, known, "compare")
+    _refuse_unknown(metrics, known, "compare")
 
 
 def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tolerance]:
@@ -570,7 +570,7 @@ def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tole
     Raises:
         SpecError: A metric is unknown, or a text is not allowed for its metric.
     """
-    refuse_unknown([name for name, text in given.items() if _sign(text) is None], METRICS, source, _SIGN_NEEDED)
+    _refuse_unknown([name for name, text in given.items() if _sign(text) is None], METRICS, source, _SIGN_NEEDED)
     return {name: metric_of(name, _sign(text)).parse_tolerance(text) for name, text in given.items()}
 
 
@@ -581,7 +581,7 @@ def _sign(given: object) -> Direction | None:
     return next((found for found, sign in _SIGNS.items() if isinstance(given, str) and given.startswith(sign)), None)
 
 
-def refuse_unknown(metrics: Collection[str], known: Collection[str], source: str, further: str = "") -> None:
+def _refuse_unknown(metrics: Collection[str], known: Collection[str], source: str, further: str = "") -> None:
     """Raise SpecError, which names the ``source``, if a metric is not among the ``known`` ones."""
     if unknown := sorted(set(metrics) - set(known)):
         similar = did_you_mean(unknown, known)

@@ -242,10 +242,6 @@ class Verdict(Model, frozen=True):
                 return f"record {'one' if self.reference.revision is None else 'it again'} with --update-baselines"
         return ""
 
-    def cells(self) -> tuple[str, ...]:
-        """Return a row of a table: verdict, metric, both values, change, limit."""
-        return self.label, self.metric, self.both, self.change, str(self.tolerance)
-
     def values(self) -> tuple[str, str]:
         """Return the value of the other side and that of the launches under test, as text with the unit."""
         unit, is_exact = metric_of(self.metric).unit, self.tolerance.is_exact

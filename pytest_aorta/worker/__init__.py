@@ -10,7 +10,6 @@ from pytest_aorta.worker.operators import OperatorCapture
 from pytest_aorta.worker.overlap import capture_overlap, profiled
 from pytest_aorta.worker.recorder import Recorder, record_optimizer_steps, recorder
 from pytest_aorta.worker.simulation import drop_data, is_simulated, peak_memory, without_data
-from pytest_aorta.worker.spans import StreamSpans, Transfer
 from pytest_aorta.worker.steps import StepTimer, measure
 from pytest_aorta.worker.training import TrainingNotes
 from pytest_aorta.worker.weight_hash import (
@@ -20,7 +19,7 @@ from pytest_aorta.worker.weight_hash import (
     hash_parameters,
     hash_shards,
 )
-from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
+from pytest_aorta.worker.workload import RankEnv, Workload
 
 __all__ = [
     "Delay",
@@ -31,11 +30,8 @@ __all__ = [
     "RankResult",
     "Recorder",
     "StepTimer",
-    "StreamSpans",
-    "Telemetry",
     "TensorHashes",
     "TrainingNotes",
-    "Transfer",
     "WeightHash",
     "Workload",
     "capture_overlap",

@@ -137,6 +137,17 @@ def modules() -> list[torch.nn.Module]:
     return [*filter(None, (known() for known in _frozen)), *listed]
 
 
+def optimizers() -> list[torch.optim.Optimizer]:
+    """Return all optimizers of this process."""
+    return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
+
+
+def parts_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the parameters of an optimizer."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
 def freeze(original: Callable[[], None]) -> None:
     """Call ``gc.freeze`` for the script, and remember all modules, which the collector no longer lists then."""
     _frozen[:] = map(weakref.ref, modules())

@@ -32,14 +32,17 @@ from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.accelerator import has_graphs
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.groups import keep_groups
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recording
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
-from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
+from pytest_aorta.worker.workload import RankEnv, Workload
 
 # Objects that stay alive until the rank's process exits, as a script's globals do.
 _kept: list[object] = []
+# What is kept of the first step, if the plan asks for it.
+_first_steps: list[FirstStep] = []
 
 
 def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: None) -> None:
@@ -71,7 +74,7 @@ def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[
     _leave_returned(folder)
     if not has_left:
         leave()
-    _finish(folder, _recorded(plan), tracer, Telemetry())
+    _finish(folder, _recorded(plan), tracer)
     if has_left:
         os._exit(0)
     if recording.steps.end_together:
@@ -102,8 +105,7 @@ def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
     _leave_returned(folder)
     _refuse_leaks(plan.reference)
     result = _checked(result, workload.named_parameters(), "at the end of the run")
-    _plain(result)  # the telemetry's error would name no field
-    _finish(folder, result, python_tracer(), workload.telemetry())
+    _finish(folder, result, python_tracer())
     workload.cleanup()
 
 
@@ -119,7 +121,7 @@ def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> N
     result = _with_result_of(given, f"{spec.class_name}.run()", recorded)
     recording.refuse_non_finite()
     result = _checked(result, recording.named_parameters(), "at the end of the run")
-    _finish(folder, result, python_tracer(), Telemetry())
+    _finish(folder, result, python_tracer())
     workload.cleanup()
 
 
@@ -196,9 +198,7 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
 
     def write_result() -> None:
         _leave_returned(folder)
-        recorded = _recorded(plan)
-        Telemetry().write(folder, recorded)
-        _write_result(folder, recorded)
+        _write_result(folder, _recorded(plan))
 
     return write_result
 
@@ -211,6 +211,8 @@ def _begin(run_dir: Path) -> LaunchPlan:
         simulate_world()
     if planted := Planted.read(os.environ):
         plant(planted)
+    if plan.first_step:
+        _first_steps.append(FirstStep(plan.first_step))
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
@@ -345,12 +347,11 @@ def _leave_returned(folder: Path) -> None:
         (folder / RETURNED_FILE).touch()
 
 
-def _finish(folder: Path, result: RankResult, tracer: str | None, telemetry: Telemetry) -> None:
+def _finish(folder: Path, result: RankResult, tracer: str | None) -> None:
     """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
     This rank's process groups stay alive after the rank leaves them; the process exits without destroying them.
     """
-    telemetry.write(folder, result)
     if tracer:
         result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
     _write_result(folder, result)
@@ -360,6 +361,8 @@ def _finish(folder: Path, result: RankResult, tracer: str | None, telemetry: Tel
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
+    for first_step in _first_steps:
+        first_step.write(folder)
     write_json_rows(folder / RESULT_FILE, _plain(result), durable=False)
 
 

@@ -9,7 +9,6 @@ are joined when they have ended. Nothing reads a number from a device before the
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 import weakref
@@ -40,6 +39,7 @@ from pytest_aorta.worker.optimized import (
     is_empty,
 )
 from pytest_aorta.worker.recorded import Recorded
+from pytest_aorta.worker.replacing import replace
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
 from pytest_aorta.worker.torch_private import STEP_OPTIMIZER, BaseDataLoaderIter, autocast_of
@@ -92,7 +92,7 @@ class Observer:
         self._gradients: weakref.WeakKeyDictionary[Optimizer, Gradients] = weakref.WeakKeyDictionary()
         self._stepping: list[Optimizer] = []
         self._stepped_within: list[Optimizer] = []
-        self._is_in_backward = self._is_counting = False
+        self._is_in_backward = self._is_counting = self._is_stopped = False
         self._turn = 0
         # The optimizer whose step ended the last profile, with its steps and the turn until then.
         self._profiled_last: tuple[Optimized, int, int] | None = None
@@ -122,7 +122,7 @@ class Observer:
                 (torch.profiler.profile, "prepare_trace", self._give_way),
                 (torch.profiler.profile, "stop_trace", self._may_resume),
             ):
-                self._replace(owner, name, around)
+                self._undo.append(replace(owner, name, around))
         return self
 
     def stop(self) -> None:
@@ -131,18 +131,6 @@ class Observer:
             one.stop()
         while self._undo:
             self._undo.pop()()
-
-    def _replace(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Replace a function by one that is called with it, until :meth:`stop`."""
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            # What is traced for a graph has no value.
-            return original(*args, **kwargs) if torch.compiler.is_compiling() else around(original, *args, **kwargs)
-
-        setattr(owner, name, wrapped)
-        self._undo.append(functools.partial(setattr, owner, name, original))
 
     def _end_step(self, optimizer: Optimizer) -> None:
         """End a step of an optimizer, and begin the next one.
@@ -217,10 +205,19 @@ class Observer:
             del self._stepping[num_running - 1 :]
         self._stepping.append(optimizer)
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
-        if len(self._stepping) == 1 and self._find(optimizer) is None:
+        if len(self._stepping) > 1:
+            return
+        if (found := self._find(optimizer)) is None:
             found = self._new(optimizer)
             if self.record.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
+        # A checkpoint and averaged models are written after the optimizer's step.
+        found.hash_state()
+        if 0 < self.record.stop_after == found.num_steps:
+            self._is_stopped = True
+            for one in self._all:
+                one.stop()
+            raise SystemExit(0)
 
     def _is_hashed(self, step: int) -> bool:
         return step.bit_count() == 1 or (self.record.hash_every_step and step <= MOST_EVERY)
@@ -265,6 +262,7 @@ class Observer:
 
     def _scale(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, outputs: Any) -> Any:
         scaled = original(scaler, outputs)
+        self._inputs.scaler = scaler
         self._scaled = scaled, outputs
         return scaled
 
@@ -303,7 +301,7 @@ class Observer:
 
     def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if not self._absence.has_optimizer and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
-            self._replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
+            self._undo.append(replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip))
         if not self._absence.has_optimizer:
             self._random = random_state()
         self._absence.has_optimizer = True
@@ -341,7 +339,7 @@ class Observer:
         named, gradients = self.optimizers.named, self._gradients.get(optimizer)
         if self._is_simulated:
             note_padded(named(optimizer))
-        found = Optimized(optimizer, named, self.device, self.record.warmup, gradients, self._prepared, self._random)
+        found = Optimized(optimizer, named, self.device, self.record, gradients, self._prepared, self._random)
         self._all.append(found)
         if len(self._all) <= MOST_SEARCHED:
             inside = roots()
@@ -442,8 +440,10 @@ class Observer:
             one.end_profile()
             if one.optimizer() is not None and not self._is_simulated:
                 self._look(one)
-                if self.record.hash_weights:
+                # A step that was not ended has changed buffers.
+                if self.record.hash_weights and not self._is_stopped:
                     one.hash(is_last=True)
+                    one.hash_state()
 
 
 def _num_running_steps() -> int:

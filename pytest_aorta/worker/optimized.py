@@ -17,11 +17,12 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from pytest_aorta.common.text import counted, distinct
+from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.series import Series, digest
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.collectives import calls_by_step
 from pytest_aorta.worker.costs import STEPS_TO_COUNT, StepCounter
-from pytest_aorta.worker.finite import untraced
+from pytest_aorta.worker.finite import optimizers, parts_of, untraced
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.steps import StepTimer
@@ -44,6 +45,8 @@ MOST_EVERY = 1000
 _SHORT_NAMES = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP", "OptimizedModule": "compiled"}
 _LONGEST_NAME = 200
 LOSS, NORM = "loss", "gradient norm"
+# Values of an optimizer's state that are hashed.
+_HASHED = (torch.Tensor, int, float)
 
 
 class Values:
@@ -86,7 +89,7 @@ class Gradients:
     def __init__(self, optimizer: Optimizer) -> None:
         self.step, self.names = 1, dict[str, str]()
         self._hashes, self._steps = LocalHashes(0), list[int]()
-        for part in (part for group in optimizer.param_groups for part in group["params"]):
+        for part in parts_of(optimizer):
             if part.requires_grad and part.is_leaf and not is_dtensor(part):
                 part.register_hook(untraced(functools.partial(self._note, str(id(part)))))
 
@@ -113,7 +116,7 @@ class Optimized:
         optimizer: Optimizer,
         named: _Named,
         device: torch.device,
-        warmup: int,
+        record: StepRecording,
         gradients: Gradients | None,
         prepared: Collection[int],
         random: str,
@@ -141,15 +144,19 @@ class Optimized:
         if gradients is not None:
             gradients.names = {str(id(part)): logical_name(name) for name, part in named(optimizer)}
             by_tensor = max(by_tensor, _MOST_TENSORS // max(1, len(gradients.names)))
-        self.hashes, self.buffers = LocalHashes(by_tensor), LocalHashes(by_tensor)
+        self.hashes, self.buffers, self.state, self.averages = (LocalHashes(by_tensor) for _ in range(4))
         self._models: list[weakref.ref[torch.nn.Module]] = []
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.
         self._owners: list[tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]] = []
+        # Modules that no optimizer trains, such as averaged models.
+        self._untrained: list[weakref.ref[torch.nn.Module]] = []
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
         self.is_hash_due = False
-        self._named, self._warmup = named, warmup
-        self.training = Training(optimizer, [logical_name(name) for name, _ in named(optimizer)], random)
+        self._named, self._warmup = named, record.warmup
+        self._every = MOST_EVERY if record.hash_every_step else 0
+        names = [logical_name(name) for name, _ in named(optimizer)]
+        self.training = Training(optimizer, names, random, self._every)
         self._prepared = prepared
         self._places: list[tuple[int, str]] = []
         self._values = Values()
@@ -262,6 +269,10 @@ class Optimized:
             for name, module in root.named_modules()
             if hash_buffers
         ]
+        if self._every:
+            trained = {id(part) for optimizer in optimizers() for part in parts_of(optimizer)}
+            without = (root for root in roots if not any(id(part) in trained for part in root.parameters()))
+            self._untrained = list(map(weakref.ref, without))
 
     def models(self) -> list[torch.nn.Module]:
         """Return the largest modules that have the parameters."""
@@ -292,6 +303,20 @@ class Optimized:
         names = distinct((name for name, _ in buffers), " ({})")
         pairs = zip(names, (buffer for _, buffer in buffers), strict=True)
         self.buffers.add(self.num_steps, pairs, again=again)
+
+    def hash_state(self) -> None:
+        """Hash what else the next step goes on from, before the optimizer makes it, if every step is hashed."""
+        if (optimizer := self.optimizer()) is None or self.num_steps > self._every or not self._every:
+            return
+        names = {id(part): logical_name(name) for name, part in self._named(optimizer)}
+        state = [(names.get(id(part), ""), held) for part, held in optimizer.state.items()]
+        models = [model for known in self._untrained if (model := known()) is not None]
+        averages = [(type(model).__name__, model.state_dict()) for model in models]
+        for hashes, holders in ((self.state, state), (self.averages, averages)):
+            held = [(f"{name}.{key}", value) for name, values in holders for key, value in values.items()]
+            tensors = [(name, torch.as_tensor(value)) for name, value in held if isinstance(value, _HASHED)]
+            unique = distinct((name for name, _ in tensors), " ({})")
+            hashes.add(self.num_steps, zip(unique, (value for _, value in tensors), strict=True))
 
     def hash_at_the_end(self) -> None:
         """Have the parameters hashed when the optimizer is freed, in case that the script drops it with the model."""
@@ -350,6 +375,8 @@ class Optimized:
             grad_norm={str(step): value for step, value in values[NORM].items()},
             weights=self.hashes.digests(),
             buffers=self.buffers.digests(),
+            state=self.state.digests(),
+            averages=self.averages.digests(),
             gradients=self._gradients.by_step() if self._gradients else {},
             turns=[] if is_alone else self.turns,
             settings=self.training.settings(),

@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import random
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer
 
-from pytest_aorta.result.series import OFF, RANDOM, Series, Setting, digest
+from pytest_aorta.result.series import BATCH, GRADIENTS, NOTED_STEPS, OFF, RANDOM, Series, Setting, digest
 from pytest_aorta.worker.weight_hash import logical_name
 
 # Keys of a parameter group that are no hyperparameters of its own, or follow from others.
@@ -26,11 +28,11 @@ _VALUES = (bool, int, float, str)
 _LONGEST_VALUE = 200
 _DEEPEST = 8
 _MOST_GROUPS = 16
-# What changes in each step, such as a scheduled learning rate, is kept for the first steps and some later ones.
-_MOST_STEPS = 32
 # Samples are hashed of the first steps and of some later ones; of more steps if they are small.
 _SAMPLED, _SMALL_BYTES = 4, 1 << 16
 _MOST_SAMPLES = 1024
+# Key in the state of a gradient scaler -> the setting's name.
+_OF_SCALER = {"scale": "the gradient scale", "_growth_tracker": "the steps since the gradient scale grew"}
 
 
 @dataclass
@@ -42,19 +44,25 @@ class Inputs:
         num_backward: Number of backward passes.
         autocast: The type of the last autocast.
         clipped_to: The norm that gradients were clipped to; None if they were not.
+        scaler: The gradient scaler of the loss; None without one.
     """
 
     batch: object = None
     num_backward: int = 0
     autocast: str = OFF
     clipped_to: float | None = None
+    scaler: torch.amp.GradScaler | None = None
 
 
 class Training:
     """Settings of one optimizer's steps, from its first one on."""
 
-    def __init__(self, optimizer: Optimizer, names: Sequence[str], random: str = "") -> None:
-        """Note settings, and random numbers if their state when the optimizer was made is given."""
+    def __init__(self, optimizer: Optimizer, names: Sequence[str], made: str = "", most_every: int = 0) -> None:
+        """Note settings, and random numbers if their state when the optimizer was ``made`` is given.
+
+        Up to step ``most_every``, samples, random numbers and the gradient scaler are noted in every step too.
+        """
+        self._most_every = most_every
         # Name and parameter group of a setting -> step -> value from this step on.
         self._settings: dict[tuple[str, str], dict[str, str | float]] = {}
         self._groups = _groups(optimizer.param_groups, names)
@@ -66,8 +74,9 @@ class Training:
         self._sources: tuple[object, ...] = ()
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._samples: list[tuple[int, list[torch.Tensor]]] = []
-        if random:
-            self._note(0, RANDOM, random)
+        self._hashed: dict[str, list[str]] = {}
+        if made:
+            self._note(0, RANDOM, made)
             self._note(1, RANDOM, random_state())
 
     def settings(self) -> list[Setting]:
@@ -78,14 +87,16 @@ class Training:
         # NumPy's numbers are floats too.
         value = float(value) if isinstance(value, float) and math.isfinite(value) else str(value)[:_LONGEST_VALUE]
         known = self._settings.setdefault((name, group), {})
-        if known.get(next(reversed(known), "")) != value and (step <= _MOST_STEPS or step.bit_count() == 1):
+        if known.get(next(reversed(known), "")) != value and (
+            step <= max(NOTED_STEPS, self._most_every) or step.bit_count() == 1
+        ):
             known[str(step)] = value
 
     def note_gradients(self, step: int, optimizer: Optimizer) -> None:
         """Note, before the first backward pass of a step, whether it adds to gradients."""
         parts = (part for group in optimizer.param_groups for part in group["params"] if part.requires_grad)
         first = next(parts, None)
-        self._note(step, "gradients", "added" if first is not None and first.grad is not None else "cleared")
+        self._note(step, GRADIENTS, "added" if first is not None and first.grad is not None else "cleared")
 
     def note_step(
         self,
@@ -116,18 +127,29 @@ class Training:
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
             self._note(step, "mode", "train" if is_training else "eval")
-        if tensors := [part for part in _flat([inputs.batch]) if isinstance(part, torch.Tensor)]:
+        if tensors := tensors_in(inputs.batch):
             shapes = [(part.shape, part.dtype) for part in tensors]
             if shapes != self._shapes:
                 self._shapes = shapes
-                self._note(step, "batch", ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
-            plain = [part for part in tensors if type(part) is torch.Tensor and part.layout is torch.strided]
-            plain = [part for part in plain if part.dim() and part.numel() and not part.is_meta]
-            same = [part.detach()[:_MOST_SAMPLES] for part in plain if len(part) == len(plain[0])]
-            is_small = step <= _MOST_STEPS and sum(part.nbytes for part in same) <= _SMALL_BYTES
+                self._note(step, BATCH, ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
+            same = [part[:_MOST_SAMPLES] for part in parts_of_samples(tensors)]
+            is_small = step <= NOTED_STEPS and sum(part.nbytes for part in same) <= _SMALL_BYTES
+            is_small = is_small or step <= self._most_every
             if may_sample and same and (is_small or step <= _SAMPLED or step.bit_count() == 1):
                 # A loader may use the memory again.
                 self._samples.append((step, [part.clone() for part in same]))
+        if step <= self._most_every:
+            self._note_state(step, inputs.scaler)
+
+    def _note_state(self, step: int, scaler: torch.amp.GradScaler | None) -> None:
+        """Note what else the next step goes on from, which waits for the device."""
+        self.samples()
+        for name, state_of in _GENERATORS.items():
+            self._note(step, RANDOM, digest(state_of())[:8], name)
+        state = scaler.state_dict() if scaler is not None else {}
+        for key, name in _OF_SCALER.items():
+            if key in state:
+                self._note(step, name, state[key])
 
     def look(self, step: int, models: Iterable[torch.nn.Module], parameters: Iterable[torch.Tensor]) -> None:
         """Note what modules drop and share, and how many elements of the parameters are trained."""
@@ -145,17 +167,9 @@ class Training:
 
     def samples(self) -> dict[str, list[str]]:
         """Return step -> hash of each sample of the batch, and wait for the device."""
-        rows = {
-            str(step): [part.cpu().reshape(len(part), -1).contiguous().view(torch.uint8).numpy() for part in batch]
-            for step, batch in self._samples
-        }
-        return {
-            step: [
-                hashlib.blake2b(b"".join(row.tobytes() for row in sample), digest_size=8).hexdigest()
-                for sample in zip(*parts, strict=True)
-            ]
-            for step, parts in rows.items()
-        }
+        self._hashed |= {str(step): hashed_samples(parts) for step, parts in self._samples}
+        self._samples = []
+        return self._hashed
 
 
 class TrainingNotes:
@@ -171,7 +185,7 @@ class TrainingNotes:
     def end_step(self, batch: object, num_backward: int = 1, clipped_to: float | None = None) -> None:
         """Note a step after its time, with its batch; of many steps, the first ones and some later ones."""
         step = self._num_steps = self._num_steps + 1
-        if step <= _MOST_STEPS or step.bit_count() == 1:
+        if step <= NOTED_STEPS or step.bit_count() == 1:
             inputs = Inputs(batch, num_backward, clipped_to=clipped_to)
             self._training.note_step(step, self._optimizer, [self._model], inputs)
 
@@ -184,9 +198,44 @@ class TrainingNotes:
         return [Series(names[0], self._num_steps, names[1], settings=settings, samples=samples)]
 
 
+def tensors_in(batch: object) -> list[torch.Tensor]:
+    """Return the tensors of a batch."""
+    return [part for part in _flat([batch]) if isinstance(part, torch.Tensor)]
+
+
+def parts_of_samples(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those tensors of a batch that have a row for each of its samples."""
+    plain = [part for part in tensors if type(part) is torch.Tensor and part.layout is torch.strided]
+    plain = [part.detach() for part in plain if part.dim() and part.numel() and not part.is_meta]
+    return [part for part in plain if len(part) == len(plain[0])]
+
+
+def hashed_samples(parts: Iterable[torch.Tensor]) -> list[str]:
+    """Return the hash of each sample, and wait for the device."""
+    rows = [part.cpu().reshape(len(part), -1).contiguous().view(torch.uint8).numpy() for part in parts]
+    return [
+        hashlib.blake2b(b"".join(row.tobytes() for row in sample), digest_size=8).hexdigest()
+        for sample in zip(*rows, strict=True)
+    ]
+
+
 def random_state() -> str:
     """Return the begin of the hash of the state of torch's random numbers."""
-    return digest(torch.get_rng_state().tolist())[:8]
+    return digest(_GENERATORS[""]())[:8]
+
+
+def _numpy_state() -> list[Any]:
+    state: Any = np.random.get_state()
+    return [state[1].tolist(), state[2]]
+
+
+# Group of the setting of random numbers -> the state of the generator; that of torch on the CPU is in no group.
+_GENERATORS: Mapping[str, Callable[[], object]] = {
+    "": lambda: torch.get_rng_state().tolist(),
+    "CUDA": lambda: torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else [],
+    "NumPy": _numpy_state,
+    "Python": random.getstate,
+}
 
 
 def _groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:

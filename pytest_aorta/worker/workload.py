@@ -1,26 +1,19 @@
-"""Base class of workloads, with the identity of their rank and the telemetry of their steps."""
+"""Base class of workloads, with the identity of their rank."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.common.files import write_text
 from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
-from pytest_aorta.result.folder import TELEMETRY_FILE
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.worker.accelerator import device_kind, on_accelerator
 from pytest_aorta.worker.own_plan import own_plan
 
@@ -56,10 +49,6 @@ class Workload(ABC):
     @abstractmethod
     def run(self) -> RankResult:
         """Warm up, run the measured loop and return this rank's result."""
-
-    def telemetry(self) -> Telemetry:
-        """Return facts of single measured steps for the rank's ``telemetry.jsonl``; none by default."""
-        return Telemetry()
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the trained parameters, which must be finite at the end of the run.
@@ -152,85 +141,3 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
         return int(text or "")
     except ValueError:
         raise RuntimeError(f"variable {name} is {text!r}, not an integer: start ranks with torchrun") from None
-
-
-# A run with more steps keeps only every second, third, ... step; a lane with more segments loses its last segments.
-MAX_LINES = 5000
-MAX_SEGMENTS = 50
-
-
-@dataclass(frozen=True)
-class Telemetry:
-    """Facts of single measured steps that are not part of a result.
-
-    Attributes:
-        series: name, such as ``lr`` -> one value per measured step, in order.
-        captures: step number from 0 -> capture of this one step, with its overlap and timeline.
-    """
-
-    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    captures: Mapping[int, Profile] = field(default_factory=dict)
-
-    def write(self, folder: Path, result: RankResult) -> Path:
-        """Write ``folder/telemetry.jsonl`` atomically and return its path.
-
-        A line contains ``step`` (from 0), ``step_time_ms`` and, if known, ``loss``, ``grad_norm`` and the value of each
-        series. Lines of captured steps also contain ``stream_ms`` by lane, ``utilisation`` (compute as a fraction of
-        the step), ``hidden_comm_ms``, ``exposed_comm_ms``, ``hidden_ms`` by collective and ``segments``:
-        ``[begin_ms, end_ms]`` by lane. If no step is captured, a line for each profiled step follows those of the
-        measured steps, with these facts but segments.
-
-        Raises:
-            ValueError: The length of a series differs from the number of steps, or a value is NaN or infinite.
-        """
-        num_steps = len(result.step_times_ms)
-        series = {name: _numbers(name, values, num_steps) for name, values in self.series.items()}
-        # A script may record losses of only some steps, and the result does not contain the numbers of these steps.
-        recorded = {"loss": result.loss, "grad_norm": result.grad_norm}
-        columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | series
-        lines: Iterable[dict[str, Any]] = _lines(result.step_times_ms, columns, self.captures)
-        if not self.captures:
-            profiled = enumerate(result.profile.steps, num_steps)
-            lines = chain(
-                lines, ({"step": number, "step_time_ms": step.step_ms} | _of_step(step) for number, step in profiled)
-            )
-        path = folder / TELEMETRY_FILE
-        write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), durable=False)
-        return path
-
-
-def _numbers(name: str, values: Sequence[float], num_steps: int) -> list[float]:
-    if len(values) != num_steps:
-        raise ValueError(f"telemetry of {name}: {len(values)} values for {num_steps} steps; they have to be equal")
-    # A value may be a tensor, such as the learning rate of a capturable optimizer.
-    numbers = [float(value) for value in values]
-    if bad := [step for step, number in enumerate(numbers) if not math.isfinite(number)]:
-        raise ValueError(f"telemetry of {name}: the value of step {bad[0]} is {numbers[bad[0]]}; record finite numbers")
-    return numbers
-
-
-def _lines(
-    step_times_ms: Sequence[float], columns: Mapping[str, Sequence[float]], captures: Mapping[int, Profile]
-) -> Iterator[dict[str, Any]]:
-    stride = -(-len(step_times_ms) // MAX_LINES)
-    for step in range(0, len(step_times_ms), stride):
-        line: dict[str, Any] = {"step": step, "step_time_ms": step_times_ms[step]}
-        line |= {name: values[step] for name, values in columns.items()}
-        yield line | (_of_capture(captures[step]) if step in captures else {})
-
-
-def _of_capture(capture: Profile) -> dict[str, Any]:
-    (step,) = capture.steps
-    segments = {name: rows[:MAX_SEGMENTS] for name, rows in capture.timeline.items()}
-    return _of_step(step) | {"segments": segments}
-
-
-def _of_step(step: StepOverlap) -> dict[str, Any]:
-    return {
-        "stream_ms": {"compute": step.compute_ms, "copy": step.copy_ms}
-        | {kind: time.total_ms for kind, time in step.collectives.items()},
-        "utilisation": round(step.compute_ms / step.step_ms, 4),
-        "hidden_comm_ms": step.hidden_comm_ms,
-        "exposed_comm_ms": round(step.exposed_comm_ms, 6),
-        "hidden_ms": {kind: time.hidden_ms for kind, time in step.collectives.items()},
-    }

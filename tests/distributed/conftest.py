@@ -1,6 +1,5 @@
 """Fixtures that real launches share: sizes for the device at hand."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ from pytest_aorta import DistributedWorld
 from pytest_aorta.launch.launchers import Launchers
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plugin.hooks import RUN
-from pytest_aorta.result.measurements import WorkloadResult
 from tests.distributed.processes import START_S
 from tests.unit.builders import make_plan
 
@@ -128,20 +126,3 @@ def inner(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide all GPUs from the runs of a test."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
-@pytest.fixture
-def captured_steps(distributed_world: DistributedWorld) -> Callable[[WorkloadResult], list[list[dict[str, Any]]]]:
-    """A function that reads, for each rank of a launch, the lines of its telemetry that have overlap."""
-
-    def read(result: WorkloadResult) -> list[list[dict[str, Any]]]:
-        launch = distributed_world.launcher.find(result)
-        assert launch is not None
-        folder = launch.plan.run_dir
-        texts = [(folder / "ranks" / str(rank) / "telemetry.jsonl").read_text() for rank in range(result.world_size)]
-        lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
-        assert all([row["step"] for row in rows] == [*range(len(rows))] for rows in lines)
-        assert min(map(len, lines)) >= result.total_iterations
-        return [[row for row in rows if "stream_ms" in row] for rows in lines]
-
-    return read

@@ -1,8 +1,5 @@
 """Checkpoints resumed in the same layout and in others: weights, optimizer state, and the tokens that follow."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 INNER = """
@@ -140,55 +137,6 @@ def test_rounds(workload, into, ranks):
     assert set(found.value.metrics) == {"loss", "weight_hash"}
     assert "weight_hash: first in step 3, in 2 of 4 steps" in str(found.value)
 """
-
-# A script that knows nothing of the plugin; with `--forget`, it loads no state of the optimizer.
-SCRIPT = """
-import argparse
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int)
-parser.add_argument("--save")
-parser.add_argument("--load")
-parser.add_argument("--forget", action="store_true")
-arguments = parser.parse_args()
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Linear(8, 8))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-begin = 0
-if arguments.load:
-    state = torch.load(arguments.load)
-    begin = state["step"]
-    model.load_state_dict(state["model"])
-    if not arguments.forget:
-        optimizer.load_state_dict(state["optimizer"])
-for step in range(begin, arguments.steps):
-    inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * step + dist.get_rank()))
-    optimizer.zero_grad()
-    model(inputs).square().mean().backward()
-    optimizer.step()
-if arguments.save and dist.get_rank() == 0:
-    state = {"step": arguments.steps, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(state, arguments.save)
-dist.destroy_process_group()
-"""
-PAGE = Path(__file__).parents[2] / "docs" / "own-scripts.md"
-
-
-@pytest.mark.extended
-def test_restart_of_a_script_as_on_its_page_finds_a_forgotten_state(pytester, inner, on_cpu):
-    pytester.makepyfile(train=SCRIPT)
-    (shown,) = re.findall(r"```python\n([^`]*def test_restart\(.*?)```", PAGE.read_text(), re.DOTALL)
-    source = f'import pytest\n\nRECORD = {{"hash_weights": True}}\n\n{shown}'
-    forgetful = shown.replace("test_restart", "test_forgetful").replace('"--load"', '"--forget", "--load"')
-    result = inner(f"{source}\n{forgetful}", "--aorta-launcher=forkserver")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines([">       assert last == *"])
-
 
 OF_OTHER_WORKLOADS = "ranking or ddp or other_program"
 

@@ -7,7 +7,7 @@ pytestmark = [pytest.mark.world(size=1, device="cpu"), pytest.mark.launch_timeou
 SMALL = {"steps": 4, "warmup": 1, "matrix_size": 64, "gemms": 5, "copy_mb": 0.5}
 
 
-def test_each_variant_is_timed_and_variables_are_set_before_the_rank_starts(workload, captured_steps):
+def test_each_variant_is_timed_and_variables_are_set_before_the_rank_starts(workload):
     result = workload.run("copy_compute", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, **SMALL)
     assert result.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     times = {name: result.rank_metrics[f"time_{name}_ms"][0] for name in ("serial", "overlapped", "compute", "copy")}
@@ -17,13 +17,3 @@ def test_each_variant_is_timed_and_variables_are_set_before_the_rank_starts(work
     assert result.rank_metrics["copy_bytes_per_step"] == [3 * 2**19]
     tflops = 5 * 2 * 64**3 / times["compute"] / 1e9
     assert result.rank_metrics["gemm_throughput_tflops"][0] == pytest.approx(tflops)
-    [[step]] = captured_steps(result)
-    assert step["step_time_ms"] == result.rank_step_times_ms[0][0]
-    assert set(step["segments"]) == set(step["stream_ms"]) == {"compute", "copy"}
-    assert 0 < step["utilisation"] <= 1
-    assert_within_step(step)
-
-
-def assert_within_step(step):
-    edges_ms = [edge for rows in step["segments"].values() for row in rows for edge in row]
-    assert 0 <= min(edges_ms) < max(edges_ms) <= step["step_time_ms"] + 0.001

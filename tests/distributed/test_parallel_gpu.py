@@ -1,4 +1,7 @@
-"""The axes of `llama_fsdp2` under NCCL: every layout trains like FSDP; `test_layouts_gpu.py` trains traced models."""
+"""The axes of `llama_fsdp2` under NCCL, experts among them: every layout trains like FSDP.
+
+`test_layouts_gpu.py` trains traced models.
+"""
 
 import importlib.util
 
@@ -16,7 +19,25 @@ pytestmark = [
 
 TRAINING = small_llama.TRAINING | {"param_dtype": "bfloat16", "steps": 10, "deterministic": True}
 LAYOUTS = {name: layout for name, layout in ON_CPU.items() if name != "replicas alone"}
-COMPILED_TOO = ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2", "pp 2, fsdp 2"]
+# In float32, since bfloat16 rounding sends near ties of a router to different experts in different layouts.
+EXPERTS = small_llama.TRAINING | {"num_experts": 8, "batch_size": 1, "steps": 5, "deterministic": True}
+BFLOAT16 = EXPERTS | {"param_dtype": "bfloat16"}
+# The global batch is four sequences in each layout.
+OF_EXPERTS = {
+    "fsdp 4": {},
+    "ep 2": {"expert_parallel_degree": 2},
+    "ep 4": {"expert_parallel_degree": 4},
+    "hsdp 2x2, ep 2": {"data_parallel_replicate_degree": 2, "expert_parallel_degree": 2},
+    "cp 2, ep 4": {"batch_size": 2, "context_parallel_degree": 2, "expert_parallel_degree": 4},
+}
+# The config, its layouts, and the limits of relative differences of losses and of norms.
+MODELS = {
+    "dense": (TRAINING, LAYOUTS, 2e-3, 2e-2),
+    "experts": (EXPERTS, OF_EXPERTS, 1e-4, 1e-3),
+    "experts, bfloat16": (BFLOAT16, OF_EXPERTS, 1e-2, None),
+}
+COMPILED_TOO = [("dense", name) for name in ("hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2", "pp 2, fsdp 2")]
+COMPILED_TOO += [("experts, bfloat16", name) for name in ("fsdp 4", "ep 2")]
 
 
 @pytest.fixture(scope="module")
@@ -26,36 +47,75 @@ def known():
 
 @pytest.fixture
 def eager(workload, known):
-    """Return a function for results of `llama_fsdp2` by layout, each launched once."""
+    """Return a function for results of `llama_fsdp2` by layout and model, each launched once."""
 
-    def result_of(layout):
-        if layout not in known:
-            known[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
-        return known[layout]
+    def result_of(layout, model="dense"):
+        training, layouts, *_ = MODELS[model]
+        if (layout, model) not in known:
+            known[layout, model] = workload.run("llama_fsdp2", **training | layouts[layout])
+        return known[layout, model]
 
     return result_of
 
 
-def test_layouts_begin_with_the_same_weights(workload):
-    layouts = ["fsdp 4", "hsdp 2x2", "replicas 2, tp 2", "cp 2, tp 2", "pp 2, fsdp 2", "pp 2, tp 2"]
+def assert_alike(result, other, model):
+    *_, rel_loss, rel_norm = MODELS[model]
+    assert result.loss == pytest.approx(other.loss, rel=rel_loss)
+    assert rel_norm is None or result.grad_norm == pytest.approx(other.grad_norm, rel=rel_norm)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("dense", ["fsdp 4", "hsdp 2x2", "replicas 2, tp 2", "cp 2, tp 2", "pp 2, fsdp 2", "pp 2, tp 2"]),
+        ("experts", ["fsdp 4", "ep 2", "hsdp 2x2, ep 2"]),
+    ],
+    ids=["dense", "experts"],
+)
+def test_layouts_begin_with_the_same_weights(workload, model, names):
+    training, layouts, *_ = MODELS[model]
     initial = {
-        layout: workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout] | UNCHANGED).weight_hashes["1"]
-        for layout in layouts
+        name: workload.run("llama_fsdp2", **training | layouts[name] | UNCHANGED).weight_hashes["1"] for name in names
     }
     assert len(set(initial.values())) == 1, initial
 
 
-@pytest.mark.parametrize("layout", list(LAYOUTS)[1:])
-def test_layout_trains_as_fsdp_does(eager, layout):
-    assert eager(layout).loss == pytest.approx(eager("fsdp 4").loss, rel=2e-3)
-    assert eager(layout).grad_norm == pytest.approx(eager("fsdp 4").grad_norm, rel=2e-2)
+@pytest.mark.parametrize(
+    ("model", "layout"), [(model, name) for model in ("dense", "experts") for name in [*MODELS[model][1]][1:]]
+)
+def test_layout_trains_as_fsdp_does(eager, model, layout):
+    assert_alike(eager(layout, model), eager("fsdp 4", model), model)
 
 
-@pytest.mark.parametrize("layout", COMPILED_TOO)
-def test_compiled_blocks_train_as_eager_ones(workload, eager, layout):
-    compiled = workload.run("llama_fsdp2", compile_blocks=True, **TRAINING | LAYOUTS[layout])
-    assert compiled.loss == pytest.approx(eager(layout).loss, rel=2e-3)
-    assert compiled.grad_norm == pytest.approx(eager(layout).grad_norm, rel=2e-2)
+@pytest.mark.parametrize(("model", "layout"), COMPILED_TOO)
+def test_compiled_blocks_train_as_eager_ones(workload, eager, model, layout):
+    training, layouts, *_ = MODELS[model]
+    compiled = workload.run("llama_fsdp2", compile_blocks=True, **training | layouts[layout])
+    assert_alike(compiled, eager(layout, model), model)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"activation_checkpointing": "selective"},
+        {"activation_checkpointing": "full"},
+        {"forward_prefetch": 1, "backward_prefetch": 1},
+    ],
+    ids=str,
+)
+def test_exchanges_that_are_repeated_or_gathered_ahead_have_every_bit(workload, eager, keys):
+    changed = workload.run("llama_fsdp2", **BFLOAT16 | OF_EXPERTS["ep 2"] | keys)
+    plain = eager("ep 2", "experts, bfloat16")
+    assert changed.weight_hashes == plain.weight_hashes
+    assert (changed.loss, changed.grad_norm) == (plain.loss, plain.grad_norm)
+
+
+def test_a_rank_to_which_no_token_goes_takes_part(workload):
+    # Four tokens per step.
+    starved = BFLOAT16 | {"seq_len": 1, "top_k": 1, "steps": 3}
+    reference = workload.run("llama_fsdp2", **starved)
+    result = workload.run("llama_fsdp2", expert_parallel_degree=4, **starved)
+    assert result.loss == pytest.approx(reference.loss, rel=2e-2)
 
 
 def test_a_pipeline_has_the_same_bits_again(workload, eager):

@@ -36,7 +36,7 @@ def test_first_difference_fails_with_step_metric_and_config(paired):
         "E  *measured  toy on cpu-x2-gloo, 4 steps",
         "E  *cause     loss, grad_norm: first in step 4, in 1 of 4 steps",
         "E  *cause     weight_hash: first in step 3, in 2 of 4 steps",
-        "E  *cause     config: fault is *, the reference's {}",
+        "E  *cause     config: fault=*, the reference's fault={}",
         "E  *cause     first difference: step 3, weight_hash",
         "aorta: *, 2 launches*",
     ]

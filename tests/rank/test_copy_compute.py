@@ -9,8 +9,9 @@ import torch.distributed as dist
 from aorta_workloads.common.streams import ThreadStream
 from aorta_workloads.copy_compute import CopyComputeWorkload
 from aorta_workloads.copy_compute.copies import KINDS, Copy
+from aorta_workloads.copy_compute.workload import make_variants
 
-from pytest_aorta.worker import RankEnv, StepTimer, StreamSpans
+from pytest_aorta.worker import RankEnv, StepTimer
 from tests.rank.settings import default_config
 from tests.unit.builders import as_rank_of, make_plan
 
@@ -75,20 +76,6 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_it_is_waited_for():
         work.wait()
 
 
-def test_span_of_a_copy_is_that_of_its_thread():
-    spans, stream, may_go = StreamSpans(CPU, every=1), ThreadStream(), threading.Event()
-    with spans.step(0):
-        blocked = stream.submit(lambda _: may_go.wait(10))
-        work = stream.submit(spans.around("copy", Copy("h2d", 1, CPU).transfer))
-        with spans.span("compute"):
-            torch.ones(2**20).sum()
-        may_go.set()
-        blocked.wait()
-        work.wait()
-    timeline = spans.captures()[0].timeline
-    assert timeline["copy"][0][0] > timeline["compute"][0][1]
-
-
 def launched(tmp_path, monkeypatch, **config):
     """Run the workload on one rank."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "AORTA_DEVICE": "cpu"}.items():
@@ -110,17 +97,14 @@ def launched(tmp_path, monkeypatch, **config):
 
 @pytest.mark.parametrize(
     ("variant", "order"),
-    [("_overlapped", ["copy", "copy", "compute", "wait", "wait"]), ("_serial", ["compute", "copy", "copy"])],
+    [("overlapped", ["copy", "copy", "compute", "wait", "wait"]), ("serial", ["compute", "copy", "copy"])],
 )
-def test_copies_start_before_the_products_and_are_waited_for_behind_them(monkeypatch, variant, order):
+def test_copies_start_before_the_products_and_are_waited_for_behind_them(variant, order):
     events = []
-    workload = CopyComputeWorkload(default_config("copy_compute"))
     work = SimpleNamespace(wait=lambda: events.append("wait"))
-    workload._spans = StreamSpans(CPU, every=0)
-    workload._copies = [SimpleNamespace(transfer=lambda _: events.append("copy"))] * 2
-    workload._streams = [SimpleNamespace(submit=lambda transfer: transfer(False) or work)] * 2
-    monkeypatch.setattr(workload, "_compute", lambda: events.append("compute"))
-    getattr(workload, variant)()
+    copies = [SimpleNamespace(transfer=lambda _: events.append("copy"))] * 2
+    streams = [SimpleNamespace(submit=lambda transfer: transfer(False) or work)] * 2
+    make_variants(lambda: events.append("compute"), copies, streams)[variant]()
     assert events == order
 
 

@@ -11,7 +11,6 @@ from aorta_workloads.fsdp.buffers import Buffers
 from aorta_workloads.fsdp.oracle import CodeTable
 from aorta_workloads.fsdp.settings import Settings
 
-from pytest_aorta.worker import StreamSpans
 from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
@@ -52,8 +51,7 @@ def events_of_a_step(monkeypatch):
             check_reduced=lambda *_: None,
         )
         codes = CodeTable(settings.dtype, CPU, 0)
-        spans = StreamSpans(CPU, every=0)
-        schedule.TrainingStep(settings, buffers, codes, checks, spans).run(0)
+        schedule.TrainingStep(settings, buffers, codes, checks).run(0)
         return " ".join(events), copied
 
     return run

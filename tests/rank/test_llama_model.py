@@ -54,10 +54,6 @@ def test_llama_3_dimensions_have_llama_3_parameter_counts(dimensions, expected):
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
-def test_logits_have_one_score_a_token_of_the_vocabulary():
-    assert logits(make_model(), tokens(3, 5)).shape == (3, 5, DEBUG["vocab_size"])
-
-
 def test_no_logit_depends_on_later_tokens():
     model, first = make_model(), tokens()
     second = first.clone()

@@ -162,3 +162,14 @@ def test_delay_works_and_does_not_wait():
     assert num_waits(partial(time.sleep, 0.001)) > 0
     # Another thread of this process may ask for the interpreter, but not during each delay.
     assert min(num_waits(Delay(CPU, 30)) for _ in range(5)) == 0
+
+
+def test_steps_of_microseconds_are_timed():
+    timer = StepTimer(torch.device("cpu"))
+    for _ in range(20_000):
+        with timer.step():
+            pass
+    times_ms = timer.step_times_ms()
+    assert len(times_ms) == 20_000
+    assert all(time_ms > 0 for time_ms in times_ms)
+    assert sorted(times_ms)[10_000] < 0.05

@@ -1,7 +1,5 @@
 """Fakes of the libraries that list and read GPUs; a test puts one into ``sys.modules`` and changes its attributes."""
 
-from typing import Any
-
 _REASONS = (
     "GpuIdle",
     "ApplicationsClocksSetting",
@@ -97,14 +95,10 @@ class FakeAmdsmi:
     class AmdSmiException(Exception):
         pass
 
-    class AmdSmiClkType:
-        GFX = 0
-
     SERIALS = ("0x00000000000000A1", "0x00000000000000A2", "0x00000000000000C3")
 
     def __init__(self, serials: tuple[str, ...] = SERIALS, error: Exception | None = None) -> None:
         self.serials, self.error = serials, error
-        self.tables: list[dict[str, Any]] = [{} for _ in serials]
 
     def amdsmi_init(self) -> None:
         if self.error:
@@ -118,9 +112,3 @@ class FakeAmdsmi:
 
     def amdsmi_get_gpu_asic_info(self, handle: int) -> dict[str, str]:
         return {"market_name": "AMD Instinct MI300X", "asic_serial": self.serials[handle]}
-
-    def amdsmi_get_gpu_metrics_info(self, handle: int) -> dict[str, Any]:
-        return self.tables[handle]
-
-    def amdsmi_get_clock_info(self, handle: int, kind: int) -> dict[str, int]:
-        return {"clk": 132, "max_clk": 2100}

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker import RankResult, StepTimer, StreamSpans, Telemetry, Workload, peak_memory
+from pytest_aorta.worker import RankResult, StepTimer, Workload, peak_memory
 
 
 def timed_result(timer: StepTimer, elapsed_sec: float, steps: int) -> RankResult:
@@ -37,13 +37,3 @@ class GroupWorkload(Workload):
         vars(self).clear()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-class SpansWorkload(GroupWorkload):
-    """A workload whose ``setup()`` makes ``_spans``, the stream spans of the sampled steps."""
-
-    _spans: StreamSpans
-
-    def telemetry(self) -> Telemetry:
-        """Return the stream spans of the sampled steps."""
-        return Telemetry(captures=self._spans.captures())

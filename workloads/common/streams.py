@@ -10,10 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
+import torch.distributed as dist
 
-from pytest_aorta.worker import Transfer
+# Runs a transfer; with True as its argument, returns the handle of an asynchronous collective.
+Transfer: TypeAlias = Callable[[bool], dist.Work | None]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from pytest_aorta.worker import Delay, StreamSpans
+from pytest_aorta.worker import Delay
 
 from .buffers import Buffers
 from .oracle import CodeTable
@@ -16,11 +16,9 @@ from .verification import Verification
 class FaultyStep(TrainingStep):
     """Steps with the fault that the config asks for."""
 
-    def __init__(
-        self, settings: Settings, buffers: Buffers, codes: CodeTable, verification: Verification, spans: StreamSpans
-    ) -> None:
+    def __init__(self, settings: Settings, buffers: Buffers, codes: CodeTable, verification: Verification) -> None:
         """Prepare the streams and the fault, whose iteration 0 is the first that is checked."""
-        super().__init__(settings, buffers, codes, verification, spans)
+        super().__init__(settings, buffers, codes, verification)
         spec = self._spec = settings.fault
         self._here = spec.rank in (None, settings.rank)
         self._iteration = settings.warmup + spec.iteration

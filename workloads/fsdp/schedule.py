@@ -2,10 +2,8 @@
 
 import torch
 
-from pytest_aorta.worker import StreamSpans, Transfer
-
 from ..common.collectives import all_gather, reduce_scatter
-from ..common.streams import DeviceStream, InlineStream, Prefetcher, Work, collective_stream
+from ..common.streams import DeviceStream, InlineStream, Prefetcher, Transfer, Work, collective_stream
 from .buffers import Buffers
 from .oracle import INPUT_SLOTS, CodeTable, Contribution
 from .settings import Settings
@@ -19,12 +17,10 @@ class TrainingStep:
     step has an even number of gathers), gradients by turn within a step.
     """
 
-    def __init__(
-        self, settings: Settings, buffers: Buffers, codes: CodeTable, verification: Verification, spans: StreamSpans
-    ) -> None:
+    def __init__(self, settings: Settings, buffers: Buffers, codes: CodeTable, verification: Verification) -> None:
         """Prepare the streams; nothing is submitted before the first :meth:`run`."""
         self._settings, self._buffers, self._codes = settings, buffers, codes
-        self._verification, self._spans = verification, spans
+        self._verification = verification
         device = buffers.index.device
         self._contribution = Contribution(settings.world_size, settings.rank, settings.dtype, device)
         on_stream = settings.h2d_prefetch and device.type == "cuda"
@@ -83,17 +79,15 @@ class TrainingStep:
         gemm = self._buffers.gemm
         for layer in range(self._settings.layers):
             self._use_parameters(iteration, layer, "forward")
-            with self._spans.span("compute"):
-                torch.mm(gemm.activation, gemm.weight, out=gemm.output)
+            torch.mm(gemm.activation, gemm.weight, out=gemm.output)
 
     def _backward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
         scatters: list[Work] = []
         for turn, layer in enumerate(reversed(range(self._settings.layers))):
             self._use_parameters(iteration, layer, "backward")
-            with self._spans.span("compute"):
-                torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
-                torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
+            torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
+            torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
             if turn >= 2:
                 # This reduce-scatter reads the buffer that is written next.
                 scatters[turn - 2].wait()
@@ -119,11 +113,11 @@ class TrainingStep:
         def copy(_asynchronous: bool) -> None:
             self._buffers.inputs[iteration % 2].copy_(self._buffers.host_inputs[slot], non_blocking=True)
 
-        return self._spans.around("copy", copy)
+        return copy
 
     def _gather(self, number: int) -> Transfer:
         out, shard = self._buffers.gathered[number % 2].view(-1), self._buffers.shards[self._layer_of_gather(number)]
-        return self._spans.around("all_gather", lambda asynchronous: all_gather(out, shard, async_op=asynchronous))
+        return lambda asynchronous: all_gather(out, shard, async_op=asynchronous)
 
     def _layer_of_gather(self, number: int) -> int:
         turn = number % (2 * self._settings.layers)
@@ -131,4 +125,4 @@ class TrainingStep:
 
     def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
         out = self._buffers.reduced[layer]
-        return self._spans.around("reduce_scatter", lambda is_async: reduce_scatter(out, gradient, async_op=is_async))
+        return lambda asynchronous: reduce_scatter(out, gradient, async_op=asynchronous)

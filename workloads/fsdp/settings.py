@@ -54,7 +54,6 @@ class Settings:
     warmup: int
     verify: int
     profile_steps: int
-    span_every: int
     layers: int
     gemm_size: int
     fsdp_shard_size: int

@@ -12,7 +12,6 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
-    StreamSpans,
     environment_facts,
     hash_shards,
     measure,
@@ -20,7 +19,7 @@ from pytest_aorta.worker import (
 )
 
 from .. import checkpoint
-from ..common.result import SpansWorkload, peak_memory_metrics, timed_result
+from ..common.result import GroupWorkload, peak_memory_metrics, timed_result
 from .buffers import Buffers
 from .faults import FaultyStep
 from .oracle import CodeTable
@@ -39,7 +38,7 @@ def fsdp_metrics(settings: Settings, device_time_s: float) -> dict[str, float]:
     }
 
 
-class FsdpWorkload(SpansWorkload):
+class FsdpWorkload(GroupWorkload):
     """FSDP's all-gathers, GEMMs and reduce-scatters as explicit calls, on data that identifies its origin.
 
     Steps run in three phases that differ only in their checks and timing: warm-up, checked, measured.
@@ -54,15 +53,14 @@ class FsdpWorkload(SpansWorkload):
         env = RankEnv.read()
         self._device = env.join("fsdp")
         settings = self._settings = Settings.read(self.config, env.rank, env.world_size)
-        buffers = self._buffers = Buffers(settings, self._device)
+        buffers = self.buffers = Buffers(settings, self._device)
         self._weight_hashes, self._trained = dict[str, str](), 0
         if settings.load_checkpoint is not None:
             self._trained = checkpoint.load(settings.load_checkpoint, self._state(0))
             settings.check_steps(self._trained)
         codes = CodeTable(settings.dtype, self._device, settings.seed)
         self._verification = Verification(settings, codes, buffers.index, buffers.input_index)
-        self._spans = StreamSpans(self._device, settings.span_every)
-        self._step = FaultyStep(settings, buffers, codes, self._verification, self._spans)
+        self._step = FaultyStep(settings, buffers, codes, self._verification)
         self._verification.rehearse()
 
     def run(self) -> RankResult:
@@ -74,7 +72,7 @@ class FsdpWorkload(SpansWorkload):
                 self._step.run(self._trained + iteration)
 
         def run_step(number: int, timer: StepTimer) -> None:
-            with timer.step(), self._spans.step(number):
+            with timer.step():
                 self._step.run(self._trained + first + number)
             if settings.hash_every and (number + 1) % settings.hash_every == 0:
                 self._hash_weights(first + number + 1)
@@ -100,7 +98,7 @@ class FsdpWorkload(SpansWorkload):
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return this rank's shard of each layer's weights; there are none without an optimizer."""
-        return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self._buffers.weights))
+        return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self.buffers.weights))
 
     def _state(self, trained: int) -> dict[str, torch.Tensor]:
         """Return the weights that ``trained`` steps made, as shards of one tensor a layer, and this number."""
@@ -111,7 +109,7 @@ class FsdpWorkload(SpansWorkload):
     def _hash_weights(self, step: int) -> None:
         """Hash the weights after ``step``, counted from the first one of the warm-up."""
         settings = self._settings
-        if not self._buffers.weights:
+        if not self.buffers.weights:
             return
         if step == settings.iterations:
             self._step.end()

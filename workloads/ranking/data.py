@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_aorta.worker import Transfer
-
 from ..common.seeding import seed_of
-from ..common.streams import Prefetcher, Stream
+from ..common.streams import Prefetcher, Stream, Transfer
 from .settings import ClickSettings
 
 # Constants of splitmix64 (Steele, Lea, Flood 2014) as signed numbers; int64 products wrap around.

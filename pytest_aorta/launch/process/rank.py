@@ -149,7 +149,7 @@ def prepare(folder: Path) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     stacks = (folder / names.STACKS_FILE).open("w", encoding="utf-8")
-    # The worker finds the plan above this folder, and writes progress, traces and telemetry into it.
+    # The worker finds the plan above this folder, and writes progress and traces into it.
     os.environ[variables.RANK_FOLDER] = str(folder)
     faulthandler.enable(stacks)
     # A fatal signal of a forked child, e.g. of a DataLoader's worker, is not the rank's: its stack goes to the log.

@@ -60,7 +60,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"ms": _ms, "percent": _percent, "breakable": _breakable, "bounded": _bounded}
+    environment.filters |= {"ms": _ms, "breakable": _breakable, "bounded": _bounded}
     return environment
 
 
@@ -71,10 +71,6 @@ def _asset(name: str) -> str:
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
 
 
 def _breakable(nodeid: str) -> Markup:

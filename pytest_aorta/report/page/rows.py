@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from pytest_aorta.report.provenance import provenance_values
 from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing, weights_drawing
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.trace.profiled_steps import StepOverlap
+from pytest_aorta.result.trace.profiled_steps import CollectiveTime
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.environment import identity
 from pytest_aorta.verdict.metrics import METRICS, middle_of
@@ -32,19 +32,10 @@ UNKNOWN = "not stored"
 MAX_VALUES = 3
 # Launches of a baseline in the history of a metric.
 _MOST_PAST = 40
-# Kind of a figure -> its title, and what it shows.
-FIGURES = {
-    "weights": ("Weights", "hashes of parameters after each step, beside those of the other side"),
-    "schedule": ("Step's schedule on the nominal machine", "by stream; an arrow: what an exposed collective waits for"),
-    "loss": ("Loss", "of each step, mean over ranks"),
-    "grad_norm": ("Gradient norm", "of each step, before clipping"),
-    "timeline": ("Breakdown of a step", "the last profiled step; exposed: communication that compute does not hide"),
-    "waits": ("Waits in collectives", "by rank and step; a rank that the others wait for waits least itself"),
-}
 
 
 @dataclass(frozen=True)
-class Difference:
+class _Difference:
     """A key of the config or the environment, with its value on both sides as text."""
 
     key: str
@@ -95,11 +86,6 @@ def unremarkable(test: Test) -> str:
     """Return the number of a test's verdicts that are not findings, by label; the heading only counts these."""
     counts = Counter(row.label for row in test.record.verdicts if not row.is_finding)
     return ", ".join(f"{counts[label]} {label}" for label in SEVERITY if counts[label])
-
-
-def notes(test: Test) -> list[str]:
-    """Return the notes of a test that its failure does not contain."""
-    return [*test.record.traces, *(note.text for note in test.record.unshown_notes)]
 
 
 def largest_change(test: Test) -> float:
@@ -155,23 +141,22 @@ def _joined(label: str, values: Sequence[str]) -> str:
     return "; ".join([*values[:MAX_VALUES], *([f"and {rest} more"] if rest > 0 else [])])
 
 
-def environment_rows(case: Case) -> list[Difference]:
-    """Return the environments of the first candidate launch and of the other side; differences first."""
-    stored = case.others[-1].environment if case.others else {}
-    other = case.reference[0].result.environment if case.reference else stored
-    return _differences(case.candidate[0].result.environment, other)
+def differences(case: Case) -> dict[str, list[_Difference]]:
+    """Return environment and config of the first candidate launch beside those of the other side; differences first."""
+    here, environment, config = case.candidate[0].result, dict[str, Any](), dict[str, Any]()
+    if case.reference:
+        environment, config = case.reference[0].result.environment, case.reference[0].result.config
+    elif case.baseline:
+        environment, config = case.others[-1].environment, case.baseline.config
+    return {
+        "Environment": _differences(here.environment, environment),
+        "Config": _differences(identity(here.config), identity(config)),
+    }
 
 
-def config_rows(case: Case) -> list[Difference]:
-    """Return the configs of the first candidate launch and of the other side; differences first."""
-    stored = case.baseline.config if case.baseline else {}
-    other = case.reference[0].result.config if case.reference else stored
-    return _differences(identity(case.candidate[0].result.config), identity(other))
-
-
-def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Difference]:
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[_Difference]:
     rows = [
-        Difference(key, *(_text(side[key]) if key in side else UNKNOWN for side in (here, there)))
+        _Difference(key, *(_text(side[key]) if key in side else UNKNOWN for side in (here, there)))
         for key in sorted(here.keys() | there.keys())
     ]
     return sorted(rows, key=lambda row: not row.differs)
@@ -192,20 +177,13 @@ _OVERLAP_COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class _CollectiveOverlap:
+class _CollectiveOverlap(NamedTuple):
     """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
 
     name: str
-    total_ms: float
-    hidden_ms: float
+    time: CollectiveTime
     worst_rank: int
     worst_exposed_ms: float
-
-    @property
-    def exposed_ms(self) -> float:
-        """Return the time that compute does not hide."""
-        return self.total_ms - self.hidden_ms
 
 
 def rank_rows(launch: Launch) -> list[dict[str, float | None]]:
@@ -231,22 +209,23 @@ def rank_rows(launch: Launch) -> list[dict[str, float | None]]:
 
 def collective_overlaps(result: WorkloadResult) -> list[_CollectiveOverlap]:
     """Return one row per kind of collective, the most exposed kind first."""
-    ranks = [(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
-    names = {name for _, steps in ranks for step in steps for name in step.collectives}
-    rows = [_collective(name, ranks) for name in sorted(names)]
-    return sorted(rows, key=lambda row: -row.exposed_ms)
+    ranks = {rank: steps for rank, steps in enumerate(result.overlap) if steps}
+    names = {name for steps in ranks.values() for step in steps for name in step.collectives}
+    rows = []
+    for name in sorted(names):
+        times = {rank: _mean([step.collectives.get(name, _NO_TIME) for step in steps]) for rank, steps in ranks.items()}
+        worst, time = max(times.items(), key=lambda item: item[1].exposed_ms)
+        rows.append(_CollectiveOverlap(name, _mean([*times.values()]), worst, time.exposed_ms))
+    return sorted(rows, key=lambda row: -row.time.exposed_ms)
 
 
-def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -> _CollectiveOverlap:
-    by_rank = {}
-    for rank, steps in ranks:
-        times = [step.collectives[name] for step in steps if name in step.collectives]
-        total, hidden = sum(time.total_ms for time in times), sum(time.hidden_ms for time in times)
-        by_rank[rank] = (total / len(steps), hidden / len(steps))
-    total_ms, hidden_ms = map(fmean, zip(*by_rank.values(), strict=True))
-    exposed_ms = {rank: total - hidden for rank, (total, hidden) in by_rank.items()}
-    worst = max(exposed_ms, key=lambda rank: exposed_ms[rank])
-    return _CollectiveOverlap(name, total_ms, hidden_ms, worst, exposed_ms[worst])
+_NO_TIME = CollectiveTime(total_ms=0.0, hidden_ms=0.0)
+
+
+def _mean(times: Sequence[CollectiveTime]) -> CollectiveTime:
+    return CollectiveTime(
+        total_ms=fmean(time.total_ms for time in times), hidden_ms=fmean(time.hidden_ms for time in times)
+    )
 
 
 # Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
@@ -311,7 +290,7 @@ def numbers_a_launch(report: Report) -> int:
 
 
 def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
-    """Return what the page's script draws of a case, by the kinds of :data:`FIGURES`; None where nothing is known."""
+    """Return what the page's script draws of a case, by the kinds of its figures; None where nothing is known."""
     draw = {
         "schedule": schedule_drawing,
         "timeline": step_drawing,

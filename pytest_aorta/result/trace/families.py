@@ -74,10 +74,6 @@ _WRAPPERS = re.compile(
     """,
     re.VERBOSE,
 )
-_MANGLED = re.compile(r"^_Z")
-_LENGTH = re.compile(r"\d+")
-# Literals and substitutions of a mangled name. Their digits are not lengths of identifiers.
-_NO_IDENTIFIER = re.compile(r"L[a-z]n?\d+E|[ST][\dA-Z]*_")
 
 
 @lru_cache(maxsize=65536)
@@ -100,10 +96,7 @@ def _shortened(name: str) -> str:
         return copy[1]
     if bracketed := _BRACKETED.match(name):
         return _with_work(_stripped(bracketed[1]), _stripped(bracketed[2]))
-    if _MANGLED.match(name):
-        base, arguments = _demangled(name)
-    else:
-        base, arguments = _split(_ANONYMOUS.sub("", name))
+    base, arguments = _split(_ANONYMOUS.sub("", name))
     qualifier, _, last = base.rpartition("::")
     family = _stripped(last)
     if family == "kernel" and qualifier:
@@ -138,31 +131,6 @@ def _split(name: str) -> tuple[str, str]:
     # The return type precedes the name.
     words = "".join(base).split()
     return (words[-1] if words else ""), "".join(arguments)
-
-
-def _demangled(name: str) -> tuple[str, str]:
-    """Return the qualified name in an Itanium-mangled name, and all identifiers after it."""
-    words: list[str] = []
-    num_base, position = 0, 2
-    while position < len(name):
-        if skipped := _NO_IDENTIFIER.match(name, position):
-            num_base = num_base or len(words)
-            position = skipped.end()
-            continue
-        found = _LENGTH.match(name, position)
-        if found is None:
-            # I begins the template arguments and E ends the qualified name.
-            if words and not num_base and name[position] in "IE":
-                num_base = len(words)
-            position += 1
-            continue
-        length = int(found[0][:4])
-        word = name[found.end() : found.end() + length]
-        position = found.end() + max(length, 1)
-        if word and not word.startswith("_GLOBAL__N"):
-            words.append(word)
-    num_base = num_base or len(words)
-    return "::".join(words[:num_base]), " ".join(words[num_base:])
 
 
 def _stripped(name: str) -> str:

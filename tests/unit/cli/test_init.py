@@ -26,7 +26,7 @@ Ranks = Callable[[LaunchPlan, int], Values]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a script."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pytest_aorta.cli.init.require_torch", lambda: None)
+    monkeypatch.setattr("pytest_aorta.cli.target.require_torch", lambda: None)
     monkeypatch.setattr("pytest_aorta.session.session.visible_devices", list)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path.parent / "leases"))
     (tmp_path / "train.py").write_text(PLAIN)

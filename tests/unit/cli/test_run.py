@@ -12,6 +12,7 @@ import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli import run as run_command
+from pytest_aorta.cli import target
 from pytest_aorta.cli.run import summary_lines, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
@@ -75,7 +76,7 @@ class Toy:
 def toy(tmp_path, monkeypatch):
     launcher = Toy(tmp_path)
 
-    monkeypatch.setattr(run_command, "Session", partial(Session, make_launcher=lambda kind: launcher))
+    monkeypatch.setattr(target, "Session", partial(Session, make_launcher=lambda kind: launcher))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
@@ -300,7 +301,7 @@ def test_failed_checks_of_the_workload_are_kept_and_reported(toy, capsys):
     toy.ranks = {1: {"passed": False, "failure_count": 1, "failures": [detail]}}
     assert run("--trials", "2") == 1
     out = capsys.readouterr().out
-    assert "FAILED: 1 of its own checks" in out
+    assert "1 of its own checks failed" in out
     assert "all_gather: iteration 2, layer 3, on rank 1" in out
     assert out.splitlines()[-1] == "2 trials: 2 failed by their own checks"
     assert len(toy.trials()) == 2

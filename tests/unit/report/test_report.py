@@ -11,7 +11,7 @@ from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.rows import (
     UNKNOWN,
     collective_overlaps,
-    environment_rows,
+    differences,
     failing_first,
     rank_rows,
 )
@@ -85,7 +85,7 @@ def test_failed_tests_come_first_then_those_with_the_worst_verdict():
 def test_environment_shows_what_differs_first():
     candidate = as_launch(environment={"torch": "2.13.0", "cuda": "13.0", "python": "3.12"})
     facts = make_facts(environment={"torch": "2.11.0", "cuda": "13.0"})
-    rows = environment_rows(Case("c", candidate=(candidate,), baseline=make_baseline(launches=stored(facts))))
+    rows = differences(Case("c", candidate=(candidate,), baseline=make_baseline(launches=stored(facts))))["Environment"]
     assert [(row.key, row.differs) for row in rows] == [("torch", True), ("cuda", False), ("python", False)]
     assert rows[2].reference == UNKNOWN
 
@@ -121,13 +121,13 @@ def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_f
 
     result = a_result(overlap=[[*steps(20), *steps(30)], [*steps(40), *steps(20)]])
     scatter, gather = collective_overlaps(result)
-    assert (scatter.name, scatter.exposed_ms, scatter.worst_rank, scatter.worst_exposed_ms) == (
+    assert (scatter.name, scatter.time.exposed_ms, scatter.worst_rank, scatter.worst_exposed_ms) == (
         "reduce_scatter",
         27.5,
         1,
         30.0,
     )
-    assert (gather.name, gather.total_ms, gather.hidden_ms) == ("all_gather", 60.0, 50.0)
+    assert (gather.name, gather.time.total_ms, gather.time.hidden_ms) == ("all_gather", 60.0, 50.0)
     rows = rank_rows(as_launch(overlap=result.overlap))
     assert [row["overlap"] for row in rows] == pytest.approx([50 / 75, 50 / 80])
 

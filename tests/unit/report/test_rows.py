@@ -12,7 +12,6 @@ from pytest_aorta.report.page.rows import (
     sparkline,
     unremarkable,
 )
-from pytest_aorta.report.page.rows import notes as notes_of
 from pytest_aorta.report.timeline import waits_drawing
 from pytest_aorta.result.series import SeriesFacts
 from pytest_aorta.session.record import Comparison
@@ -84,7 +83,9 @@ def test_entry_opens_with_what_was_edited_or_why_the_launch_failed(failing, fail
     test = replace(test, record=test.record.replace(comparisons=(comparison,)))
     assert (test.opening, test.evidence) == (opening, evidence)
     # What the text of the failure has is not shown again.
-    assert notes_of(test) == ([] if failing else ["the batch is 4, was 8", "others wait"])
+    assert [note.text for note in test.record.unshown_notes] == (
+        [] if failing else ["the batch is 4, was 8", "others wait"]
+    )
 
 
 def hashed(**weights) -> SeriesFacts:

@@ -17,7 +17,6 @@ from pytest_aorta.verdict.bitwise import (
     first_operator,
     locate_non_finite,
     locate_operator,
-    other_keys,
     split,
 )
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -265,12 +264,6 @@ def test_other_shape_of_the_same_values_is_a_difference():
     one, other = TensorHashes(["a"], [[2, 3]], {"2": ["0" * 32]}), TensorHashes(["a"], [[3, 2]], {"2": ["0" * 32]})
     here, there = (make_result([[1.0]], tensor_hashes={"weights": of}) for of in (one, other))
     assert locate(here, there, 2) == ["step 2, weights: 1 of 1 parameters differ, first a [3, 2]"]
-
-
-def test_only_keys_that_both_configs_have_are_reported():
-    here = make_result([[1.0]], config={"lr": 1, "backend": "eager"})
-    there = make_result([[1.0]], config={"lr": 2, "prefetch": 1})
-    assert other_keys(here, there) == "lr is 1, the reference's 2"
 
 
 MM, ADAMW, GATHER = "aten.mm.default", "aten._fused_adamw_.default", "c10d._allgather_base_.default"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch import warm
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.forkserver import _rank_environment, children
 from pytest_aorta.launch.warm import server_key
@@ -66,17 +65,6 @@ def test_plans_of_one_folder_share_a_server_whatever_their_length_and_size(tmp_p
     plan = make_plan(tmp_path)
     other = replace(plan, timeout_s=5.0, world=World(3, "cpu"), run_dir=tmp_path / "other")
     assert server_key(plan, {}) == server_key(other, {}) != server_key(replace(plan, cwd=tmp_path / "other"), {})
-
-
-def test_source_that_is_deleted_while_sources_are_listed_changes_the_key(tmp_path, monkeypatch):
-    monkeypatch.setattr(warm, "PACKAGE_ROOT", tmp_path / "package")
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package/a.py").write_text("")
-    plan = make_plan(tmp_path)
-    whole = server_key(plan, {})
-    # An editor's lock file is such a link, too.
-    (tmp_path / "package/b.py").symlink_to("absent")
-    assert server_key(plan, {}) != whole
 
 
 def test_rank_environment_has_its_number_and_the_rendezvous():

@@ -65,10 +65,6 @@ FAMILIES = {
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "ncclDevKernel_AllGather_RING_LL",
     "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)": "ncclDevKernel_Generic",
     "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0_APM1_ABV0": "Cijk_Ailk_Bljk_BBS_BH",
-    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_":
-        "vectorized_elementwise_kernel[CUDAFunctor_add]",
-    "_ZN12_GLOBAL__N_117elementwise_thingEv": "elementwise_thing",
-    "_Z12layer_kernelPfS_i": "layer_kernel",
     "Memcpy DtoD (Device -> Device)": "Memcpy DtoD",
     "Memset (Device)": "Memset",
     "": "unnamed",

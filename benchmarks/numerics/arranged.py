@@ -1,0 +1,145 @@
+"""A training loop with faults that were reported in public: ``arranged.py --fault KIND --batch-size N --accumulate N``.
+
+Ranks exchange gradients by hand, by DDP (``ddp``) or by FSDP2 (``fsdp2``).
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+VOCABULARY, LENGTH = 50, 16
+
+
+class Net(nn.Module):
+    """Embedding, norm, feed-forward, head; ``fault`` changes what the module has."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(VOCABULARY, 32), nn.LayerNorm(32)
+        self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, VOCABULARY)
+        self.expert = nn.Linear(32, 32)
+        self.statistics = nn.BatchNorm1d(32) if fault == "batch_norm" else nn.Identity()
+        self.dropout = nn.Dropout(0.1 if fault == "dropout" else 0.0)
+        if fault in ("tied", "tied_reduced_twice"):
+            self.head.weight = self.embedding.weight
+        if fault == "frozen":
+            self.embedding.weight.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits ``[batch, position, vocabulary]``."""
+        x = self.norm(self.embedding(tokens))
+        x = self.statistics(x.flatten(0, 1)).view_as(x)
+        x = self.dropout(x + self.down(F.gelu(self.up(x))) + self.expert(x))
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def labels(fault: str, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the next token of each position; some have labels for a part of the positions only."""
+    following = tokens.roll(-1, 1)
+    if "tokens" in fault:
+        masked = torch.arange(LENGTH)[None, :] < (torch.arange(len(tokens)) * 7 % (LENGTH - 2))[:, None]
+        following[masked] = -100
+    return following
+
+
+def loss_of(
+    fault: str, logits: torch.Tensor, wanted: torch.Tensor, ranks: int, total: int, accumulate: int
+) -> torch.Tensor:
+    """Return what a micro-batch adds to a mean over ranks."""
+    if fault == "last_token_lost" and ranks > 1:
+        wanted = wanted.clone()
+        wanted[:, -1] = -100
+    summed = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100, reduction="sum")
+    if fault == "tokens_by_rank":
+        return summed / (wanted != -100).sum() / accumulate
+    if fault == "tokens_masked_after_mean":
+        return summed / wanted.numel() / (wanted != -100).float().mean() ** 2 / accumulate
+    loss = summed * ranks / total
+    if fault == "times_ranks":
+        return loss * ranks
+    return loss * accumulate if fault == "accumulation_not_divided" else loss
+
+
+def main() -> None:
+    """Train two steps on the first samples of a data set."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--accumulate", type=int, default=1)
+    given = parser.parse_args()
+    fault, accumulate = given.fault, given.accumulate
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed({"seed_by_rank": rank, "seed_by_ranks": ranks}.get(fault, 0))
+    model = Net(fault)
+    wrapped: nn.Module = model
+    if fault in ("ddp", "no_sync"):
+        wrapped = DistributedDataParallel(model)
+    if fault.startswith("fsdp2"):
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        policy = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16) if fault == "fsdp2_bfloat16" else MixedPrecisionPolicy()
+        )
+        mesh = dist.init_device_mesh("cpu", (ranks,))
+        wrapped = fully_shard(model, mesh=mesh, mp_policy=policy)
+    trained = [part for part in model.parameters() if part.requires_grad]
+    decayed = [part for part in trained if part.numel() // (ranks if fault == "decay_by_shard" else 1) > 40]
+    others = [part for part in trained if all(part is not one for one in decayed)]
+    rate = 0.1 * (ranks if fault == "rate_by_ranks" else 1)
+    groups = [{"params": decayed, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
+    tokens = torch.randint(VOCABULARY, (64, LENGTH), generator=torch.Generator().manual_seed(1))
+    # The sampler gives some samples twice, so that each rank has as many.
+    tokens = tokens[:7] if fault == "padded" else tokens
+    data = TensorDataset(tokens, labels(fault, tokens))
+    sampler = None if fault == "same_data" else DistributedSampler(data, shuffle=False)
+    loader = DataLoader(data, batch_size=given.batch_size, sampler=sampler)
+    for _ in range(2):
+        micro_batches = [batch for batch, _ in zip(loader, range(accumulate), strict=False)]
+        total = torch.tensor(sum(int((wanted != -100).sum()) for _, wanted in micro_batches))
+        dist.all_reduce(total)
+        for inputs, wanted in micro_batches:
+            with (
+                wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) and fault != "ddp" else nullcontext()
+            ):
+                loss_of(fault, wrapped(inputs), wanted, ranks, int(total), accumulate).backward()
+        if wrapped is model and not fault.startswith("fsdp2"):
+            exchange(fault, model, rank, ranks)
+        for _ in range(ranks if fault == "schedule_by_rank" else 0):
+            schedule.step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def exchange(fault: str, model: Net, rank: int, ranks: int) -> None:
+    """Take the mean of gradients over ranks."""
+    twice = {"norm_reduced_twice": "norm", "tied_reduced_twice": "embedding"}.get(fault, "-")
+    for name, part in model.named_parameters():
+        if part.grad is None:
+            continue
+        if fault == "rank_lost" and rank == 1:
+            part.grad.zero_()
+        if fault == "norm_not_reduced" and name.startswith("norm"):
+            continue
+        dist.all_reduce(part.grad)
+        part.grad /= ranks**2 if fault == "mean_twice" else ranks
+        if name.startswith(twice):
+            dist.all_reduce(part.grad)
+        if fault == "experts_by_degree" and name.startswith("expert"):
+            part.grad *= ranks
+
+
+main()

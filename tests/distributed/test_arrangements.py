@@ -1,0 +1,66 @@
+"""The same samples in other arrangements of two real ranks: faults are found without a baseline, and named."""
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.numerics.arrangements import EXPECTED, SCRIPT, arguments
+from pytest_aorta import ComparisonFailed
+from tests.distributed.test_own_scripts import own_leases
+
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
+IN_CI = ("", "fsdp2", "times_ranks", "norm_reduced_twice", "same_data", "rate_by_ranks")
+SHARED = [
+    {"tensor_parallel_degree": 2, "batch_size": 4},
+    {"context_parallel_degree": 2, "batch_size": 4},
+    {"pipeline_parallel_degree": 2, "gradient_accumulation": 2},
+]
+
+
+@pytest.mark.parametrize(
+    "fault", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.extended) for name in EXPECTED]
+)
+def test_script_with_a_fault_is_told_from_one_without(workload, fault):
+    if EXPECTED[fault]:
+        with pytest.raises(ComparisonFailed, match=EXPECTED[fault]):
+            workload.compare_arrangements(SCRIPT, **arguments(fault))
+    else:
+        found = workload.compare_arrangements(SCRIPT, **arguments(fault))
+        assert [verdicts.case.rpartition(", ")[2] for verdicts in found] == [
+            "2 ranks",
+            "2 times as many batches accumulated",
+        ]
+        assert {row.metric for row in found[0].rows} > {"samples", "gradients", "update"}
+
+
+def test_loader_of_a_script_without_arguments_gives_one_rank_the_batches_of_all(workload):
+    (verdicts,) = workload.compare_arrangements(SCRIPT)
+    assert (
+        next(row.detail for row in verdicts.rows if row.metric == "samples")
+        == "the same 8 samples in another arrangement"
+    )
+
+
+def test_ranks_that_share_samples_compute_the_gradients_of_one_rank(workload):
+    found = workload.compare_arrangements({"workload": "llama_fsdp2"}, others=SHARED)
+    samples = [next(row.detail for row in verdicts.rows if row.metric == "samples") for verdicts in found]
+    assert samples[:2] == [
+        "the same 4 samples in another arrangement",
+        "the same 128 integers of samples that ranks share in another arrangement",
+    ]
+    assert len(found) == 5
+
+
+def test_layout_that_trains_on_fewer_samples_is_not_judged(workload):
+    with pytest.raises(ComparisonFailed, match=r"other samples: 2 of 4; .*gradients are not judged"):
+        workload.compare_arrangements({"workload": "llama_fsdp2"}, others=[{"tensor_parallel_degree": 2}])
+
+
+def test_command_names_the_fault(tmp_path):
+    args = ["--batch-arg=--batch-size", "--other=--fault=times_ranks", "--gpus=0", SCRIPT, "--", "--batch-size=4"]
+    command = [sys.executable, "-m", "pytest_aorta.cli", "arrange", *args]
+    done = subprocess.run(command, cwd=tmp_path, env=own_leases(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "2 ranks, --fault=times_ranks, against 1 rank, a batch 2 times as large, on cpu-x2-gloo" in done.stderr
+    assert "cause     all 11 x 2.000; loss x 2.000; number of ranks: summed over ranks" in done.stderr
