@@ -30,7 +30,7 @@ from pytest_aorta.common.text import brief
 
 PAGE = HERE.parents[1] / "docs/edits.md"
 _RIGHT, _SILENT, _WRONG = "right", "silent", "WRONG"
-_LONGEST = 56
+_LONGEST = 48
 _LEAST_RIGHT = 0.85
 _TEST = """
 import pytest
@@ -86,7 +86,7 @@ def write(name: str, found: list[tuple[str, str, float, str]]) -> None:
     lines = [f"## {name}\n\n"]
     for change, first, seconds, outcome in found[1:]:
         says = brief(first.split("; ")[0].replace("`", ""), _LONGEST) if outcome == _RIGHT else ""
-        lines.append(f"- {change}, {seconds:.0f} s: {f'`{says}`' if says else '-'}\n")
+        lines.append(f"- {change}, {seconds:.0f}s: {f'`{says}`' if says else '-'}\n")
     head, *sections = re.split(r"(?m)^(?=## )", PAGE.read_text(encoding="utf-8"))
     known = {section.split()[1]: section.strip() for section in sections} | {name: "".join(lines).strip()}
     PAGE.write_text("\n\n".join([head.strip(), *known.values()]) + "\n", encoding="utf-8")
