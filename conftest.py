@@ -40,8 +40,8 @@ def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort tests that run alone to the front, where no other worker's test has to end before them, then long tests."""
-    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("alone", "long")])
+    """Sort tests that run alone to the front, where no other worker's test has to end before them."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
 def pytest_collection_finish() -> None:

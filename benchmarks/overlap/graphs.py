@@ -1,10 +1,11 @@
 """Graphs of streams of small programs and of changes of them: digests, and the collectives that nothing can hide.
 
-Run: python -m benchmarks.overlap.graphs [--device cuda] [--ranks 8] [--measured] [PROGRAM...]
+Run: python -m benchmarks.overlap.graphs [--device cuda] [--ranks 8] [--measured | --cost] [PROGRAM...]
 
 Each program runs as one rank of a simulated world. The rows of CPU ranks, of a GPU and of another number of ranks have
 to be equal. ``--measured`` puts the schedules of larger layers, whose tensors have no data, beside the overlap of two
-H200s. With ``--train PROGRAM`` this is an ordinary training script, which the variable LOSS changes.
+H200s. ``--cost`` prints what the graph adds to the count of a step, behind which torch is as it was. With ``--train
+PROGRAM`` this is an ordinary training script, which the variable LOSS changes.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import correlation
+from statistics import correlation, quantiles
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -387,11 +389,15 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     return correlation(*ranks)
 
 
-def _beside_measured() -> None:
+def _large() -> Sizes:
+    """Return sizes whose compute can hide communication; tensors of such sizes have no data, but those of a mesh."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    # The elements of a mesh are read.
     options = {"mp_policy": policy, "mesh": init_device_mesh("cpu", (dist.get_world_size(),))}
-    sizes = Sizes(torch.device("cpu"), layers=8, dim=8192, tokens=4096, fsdp2=options)
+    return Sizes(torch.device("cpu"), layers=8, dim=8192, tokens=4096, fsdp2=options)
+
+
+def _beside_measured() -> None:
+    sizes = _large()
     rows = []
     print("| change | serialized | scheduled overlap, step | measured overlap, step |\n| --- | --- | --- | --- |")
     for change, (overlap, step_ms) in MEASURED.items():
@@ -408,13 +414,43 @@ def _beside_measured() -> None:
     print(f"Spearman: overlap {spearman(scheduled, measured):.2f}, step {spearman(step, took):.2f}")
 
 
+def _cost(program: str, pairs: int = 40) -> None:
+    """Print the processor time that marks add to a counted step, and that the graph adds to reading its trace."""
+    model, step = PROGRAMS[program][""](Sizes(torch.device("cpu")))
+    marked = torch.cpu, torch.cpu.Stream, torch.cpu.Event, torch.cpu.StreamContext, dist.ProcessGroup, dist.Work
+    unmarked = [dict(vars(one)) for one in marked]
+    added: list[list[int]] = []
+    for number in range(pairs):
+        took: dict[bool, list[int]] = {}
+        for marks in (True, False) if number % 2 else (False, True):
+            counter = StepCounter(torch.device("cpu"))
+            counter.begin(locates=marks)
+            moments = [time.process_time_ns()]
+            step()
+            moments.append(time.process_time_ns())
+            counter.end()
+            model.zero_grad()
+            moments.append(time.process_time_ns())
+            counter.costs()
+            moments.append(time.process_time_ns())
+            assert unmarked == [dict(vars(one)) for one in marked]
+            took[marks] = [moments[1] - moments[0], moments[3] - moments[2]]
+        added.append([one - other for one, other in zip(took[True], took[False], strict=True)])
+    texts = (
+        "{1:+.1f} ms ({0:+.1f} to {2:+.1f})".format(*(one / 1e6 for one in quantiles(times)))
+        for times in zip(*added, strict=True)
+    )
+    print(f"{program}: marks {next(texts)}, reading {next(texts)}", flush=True)
+
+
 def train(program: str, change: str) -> None:
     """Train a program as a script that knows nothing of pytest-aorta."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    sizes = Sizes(torch.device("cpu"))
-    with planted(change, sizes.device):
-        model, step = PROGRAMS[program][change](sizes)
+    is_large = program.startswith("FSDP2")
+    sizes = _large() if is_large else Sizes(torch.device("cpu"))
+    with without_data() if is_large else nullcontext():
+        model, step = PROGRAMS[program].get(change, PROGRAMS[program][""])(sizes)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         for _ in range(8):
             step()
@@ -429,6 +465,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--measured", action="store_true")
+    parser.add_argument("--cost", action="store_true")
     parser.add_argument("--train", choices=PROGRAMS, metavar="PROGRAM")
     parser.add_argument("programs", nargs="*", default=PROGRAMS, metavar="PROGRAM")
     given = parser.parse_args()
@@ -442,6 +479,10 @@ def main() -> None:
     dist.init_process_group("gloo" if given.device == "cpu" else "nccl")
     if given.measured:
         _beside_measured()
+        return
+    for program in given.programs if given.cost else ():
+        _cost(program)
+    if given.cost:
         return
     device = torch.device(given.device, 0) if given.device == "cuda" else torch.device("cpu")
     for program in given.programs:

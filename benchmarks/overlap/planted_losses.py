@@ -16,44 +16,47 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.overlap.graphs import PROGRAMS
+from benchmarks.overlap.graphs import PROGRAMS, planted
 from benchmarks.overlap.summary import TestRun, read_junit
 from pytest_aorta import WorkloadRunner
+from pytest_aorta.worker import Workload
 
 HERE = Path(__file__).parent
 UNEDITED = HERE.parent / "scripts" / "unedited" / "fsdp2.py"
 # Each loss, with the words by which a failure names its cause.
 LOSSES = {
-    "no prefetch in forward": "all_gather .* waits for",
-    "no prefetch in backward": "all_gather .* (waits for|is awaited by)",
-    "gathers on the compute stream": "all_gather .* on the compute stream",
-    "reduce-scatters on the compute stream": "reduce_scatter .* on the compute stream",
-    "one bucket": "of [1-9] collectives? .*(all_gather|reduce_scatter)",
-    "an extra wait": "(reduce_scatter|all_reduce|all_gather) .* (is awaited by|on the compute stream)",
-    "an all-reduce in each layer": "all_reduce .* is new",
+    "no prefetch in forward": "all_gather.* waits for",
+    "no prefetch in backward": "all_gather.* (waits for|is awaited by)",
+    "gathers on the compute stream": "all_gather.* on the compute stream",
+    "reduce-scatters on the compute stream": "reduce_scatter.* on the compute stream",
+    "one bucket": "of [1-9] collectives?.*(all_gather|reduce_scatter)",
+    "an extra wait": "(reduce_scatter|all_reduce|all_gather).* (is awaited by|on the compute stream)",
+    "an all-reduce in each layer": "all_reduce.* is new",
     "a host wait": "waits for|is awaited by",
-    "reshard after forward": "all_gather .* is new",
-    "broken order of registration": "(all_gather|all_reduce) .* (is new|waits for|is awaited by)",
+    "reshard after forward": "all_gather.* is new",
+    "broken order of registration": "(all_gather|all_reduce).* (is new|waits for|is awaited by)",
     "buckets too large": "all_reduce",
-    "reduced after backward": "all_reduce .* (waits for|on the compute stream)",
-    "TP without async": "all_gather .* on the compute stream",
+    "reduced after backward": "all_reduce.* (waits for|on the compute stream)",
+    "TP without async": "all_gather.* on the compute stream",
     "PP by GPipe": "send_recv|send|recv",
-    "EP exchange in line": "all_to_all .* on the compute stream",
-    "no bucketing": "(all_gather|reduce_scatter) .* is new",
-    "no reorder": "(all_gather|reduce_scatter) .* (waits for|is awaited by)",
+    "EP exchange in line": "all_to_all.* on the compute stream",
+    "no bucketing": "(all_gather|reduce_scatter).* is new",
+    "no reorder": "(all_gather|reduce_scatter).* (waits for|is awaited by)",
 }
 METRICS = ("serialized_collectives", "scheduled_overlap_ratio", "scheduled_exposed_comm_ms", "scheduled_step_ms")
 IN_FSDP2 = (*LOSSES,)[:4] + (*LOSSES,)[5:8]
 SMALL = {"steps": 1, "warmup": 2, "profile_steps": 0}
 LLAMA = SMALL | {"n_layers": 4}
 RESHARDED = {"reshard after forward": {"reshard_after_forward": True}}
-# The config of each workload, and what each loss changes of it; those without a change are planted by graphs.py.
+# The config of each workload, and what each loss changes of it, besides what graphs.py plants.
 WORKLOADS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "fsdp": (
         SMALL | {"verify": 0},
@@ -62,7 +65,15 @@ WORKLOADS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
             "an extra wait": {"fault": {"kind": "in_line", "layer": None}},
         },
     ),
-    "ranking": (SMALL, {loss: {} for loss in IN_FSDP2} | {"gathers on the compute stream": {"one_stream": True}}),
+    "ranking": (
+        SMALL,
+        {loss: {} for loss in IN_FSDP2}
+        | {
+            "no prefetch in forward": {"forward_prefetch": 0},
+            "no prefetch in backward": {"backward_prefetch": 0},
+            "gathers on the compute stream": {"one_stream": True},
+        },
+    ),
     "ranking, no reshard": (SMALL | {"reshard_after_forward": False}, RESHARDED),
     "ddp_overlap": (
         SMALL | {"bucket_cap_mb": 0.2},
@@ -91,35 +102,46 @@ LOST = {
     "unedited fsdp2.py": [*IN_FSDP2],
     **{name: [*changes] for name, (_, changes) in WORKLOADS.items()},
 }
+# Ranks are forks of a server, which begins with a loss.
 _PLANTS = """
-import os
-if "LOCAL_RANK" in os.environ and os.environ.get("PLANT"):
-    import torch
-    from benchmarks.overlap.graphs import planted
-    kept = planted(os.environ["PLANT"], torch.device("cpu"))
-    kept.__enter__()
+import os, sys
+if os.environ.get("LOSS") and any(word.endswith(".forkserver") for word in sys.orig_argv):
+    from benchmarks.overlap.planted_losses import plant
+    kept = plant(os.environ["LOSS"])
 """
 
 
+def plant(loss: str) -> AbstractContextManager[None]:
+    """Plant a loss in this process: in FSDP, in each layer, or in configs, as if a workload had another default."""
+    in_place = planted(loss, torch.device("cpu"))
+    in_place.__enter__()
+    original = Workload.__init__
+
+    def changed(self: Workload, config: Mapping[str, Any]) -> None:
+        cases = [changes for name, (_, changes) in WORKLOADS.items() if name.partition(",")[0] == own_name(self)]
+        original(self, dict(config) | next((one[loss] for one in cases if loss in one), {}))
+
+    Workload.__init__ = changed  # type: ignore[method-assign]
+    return in_place
+
+
+def own_name(workload: Workload) -> str:
+    """Return the name of a built-in workload."""
+    return type(workload).__module__.split(".")[1]
+
+
 def _cases() -> Iterator[Any]:
-    simulated = {"size": 8, "simulated": (0,)}
     for name in LOST:
-        # Ranks of a fork server do not run what is planted as Python starts.
-        world = {"size": 2} if name == "PP" else simulated
-        yield pytest.param(name, marks=pytest.mark.world(**world, device="cpu", warm=name in PROGRAMS))
+        world = {"size": 2} if name == "PP" else {"size": 8, "simulated": (0,)}
+        yield pytest.param(name, marks=pytest.mark.world(**world, device="cpu", warm=True))
 
 
 @pytest.mark.launch_timeout(300)
 @pytest.mark.parametrize("name", [*_cases()])
-def test_overlap(workload: WorkloadRunner, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_overlap(workload: WorkloadRunner, name: str) -> None:
     """Compare a program, with the loss that LOSS names, with its baseline."""
-    loss = os.environ.get("LOSS", "")
-    config, changes = WORKLOADS.get(name, ({}, {}))
-    change = changes.get(loss, {})
-    if name not in PROGRAMS and not change:
-        monkeypatch.setenv("PLANT", loss)
-    if config:
-        result = workload.run(name.partition(",")[0], **config | change)
+    if name in WORKLOADS:
+        result = workload.run(name.partition(",")[0], **WORKLOADS[name][0])
     elif name in PROGRAMS:
         result = workload.run_script(HERE / "graphs.py", ["--train", name])
     else:
@@ -143,12 +165,19 @@ def compare(folder: Path, names: Sequence[str], *options: str, loss: str = "") -
 def row(name: str, loss: str, test: TestRun) -> str:
     """Return the row of the table."""
     by = [metric for metric in METRICS if metric in test.regressed]
-    lines = [line.strip() for line in test.report.splitlines()]
-    shown = next((line for line in lines if by and line.startswith(f"Regression: {by[0]} ")), "")
-    cause = next((line.partition(" ")[2].strip() for line in lines if "nothing to hide under" in line), "")
+    found = re.search(rf"Regression: ({by[0]} .*)", test.report) if by else None
+    causes = re.findall(r"(\d+ of \d+ collectives? ha(?:s|ve) nothing to hide under.*)", test.report)
+    shown, cause = found[1] if found else "", causes[0] if causes else ""
     is_right = bool(re.search(LOSSES[loss], cause))
     caught = "yes" if by and test.launches == 1 else f"no ({test.launches} launches)"
-    cells = [name, loss, caught, ", ".join(by) or "-", "yes" if is_right else "no", f"{shown}: {cause}"]
+    cells = [
+        name,
+        loss,
+        caught,
+        ", ".join(by) or "-",
+        "yes" if is_right else "no",
+        f"{shown}: {cause}" if by else test.failure[:200],
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -170,8 +199,8 @@ def main() -> None:
             flush=True,
         )
         for loss in given.losses.split(","):
-            found = compare(folder, [name for name in given.programs if loss in LOST[name]], loss=loss)
-            for name, test in found.items():
+            names = [name for name in given.programs if loss in LOST[name]]
+            for name, test in (compare(folder, names, loss=loss) if names else {}).items():
                 print(row(name, loss, test), flush=True)
 
 

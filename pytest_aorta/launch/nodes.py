@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import platform
@@ -24,7 +23,7 @@ from typing import Any, TypeVar
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
-from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, files_below, raised_as, read_json, write_json
+from pytest_aorta.common.files import UnreadableFile, raised_as, read_json, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.guarded import GuardedLaunch, start_watcher, with_own_code
 from pytest_aorta.launch.leases import LeasedWorld, lease
@@ -158,16 +157,8 @@ class Pulse:
 @functools.cache
 def own_hello() -> Hello:
     """Return this node's introduction."""
-    digest = hashlib.sha256()
-    for path in files_below(PACKAGE_ROOT, "*.py"):
-        with suppress(FileNotFoundError):  # deleted after its folder was listed
-            source = path.read_bytes()
-            digest.update(f"{path.relative_to(PACKAGE_ROOT)} {len(source)}\n".encode() + source)
-    versions = {
-        "pytest-aorta": f"{_version('pytest-aorta')} (sources {digest.hexdigest()[:8]})",
-        "torch": _version("torch"),
-        "python": ".".join(platform.python_version_tuple()[:2]),
-    }
+    versions = {name: _version(name) for name in ("pytest-aorta", "torch")}
+    versions["python"] = ".".join(platform.python_version_tuple()[:2])
     return Hello(socket.gethostname(), versions)
 
 

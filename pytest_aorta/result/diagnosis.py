@@ -68,7 +68,6 @@ class FailureKind(StrEnum):
     RESULT_MISSING = "result missing"
     PROCESS_LEFT = "process left"
     RESULTS_DELETED = "results deleted"
-    INTERRUPTED = "interrupted"
     GUARD_LOST = "guard lost"
     NODE_LOST = "node lost"
     NODE_LAUNCHER = "node launcher"
@@ -257,7 +256,6 @@ def _diagnose(launch: _Launch) -> LaunchFailure:
     has_outlived = not unfinished and (status == 0 or (is_at_limit and not stacks))
     rows: Sequence[tuple[object, LaunchFailure | Callable[[_Launch], LaunchFailure]]] = (
         (not launch.has_folder, LaunchFailure(FailureKind.RESULTS_DELETED, deleted)),
-        (reason == EndReason.PARENT_GONE, LaunchFailure(FailureKind.INTERRUPTED, "pytest ended before the launch did")),
         (reason == EndReason.GUARD_LOST, LaunchFailure(FailureKind.GUARD_LOST, unwatched, tail)),
         (
             reason in _NODE_REASONS,

@@ -32,7 +32,7 @@ from pytest_aorta.result.facts import PYTHON_TRACER, LaunchFacts, launch_facts, 
 from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import PlatformFacts
-from pytest_aorta.result.series import AVERAGES, BUFFERS, PARAMETERS, STATE, Series, joined_hashes
+from pytest_aorta.result.series import Series, joined_hashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 
 SCHEMA_VERSION: Final = 5
@@ -99,13 +99,6 @@ class TensorHashes(Model, frozen=True):
     names: list[str]
     shapes: list[list[Count]]
     steps: dict[Step, list[TensorHash]]
-
-    def problem(self) -> str | None:
-        """Return which lists differ in length from the list of names; None if every name has a shape and hashes."""
-        counts = {"shapes": len(self.shapes)} | {f"step {step}": len(row) for step, row in self.steps.items()}
-        wrong = ((what, count) for what, count in counts.items() if count != len(self.names))
-        found = next(wrong, None)
-        return found and f"{len(self.names)} names, {found[1]} entries of {found[0]}; they have to be equal"
 
 
 class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -179,13 +172,6 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
                     f"{name} has {len(values)} values for {steps} measured steps; record it after every step, as "
                     f"recorder.{name}(value) does, or never"
                 )
-        for kind, hashes in (*self.tensor_hashes.items(), *self.boundary_hashes.items()):
-            if problem := hashes.problem():
-                return f"hashes of {kind}: {problem}"
-        for series in self.series:
-            for kind in (PARAMETERS, BUFFERS, STATE, AVERAGES):
-                if problem := getattr(series, kind).contradiction():
-                    return f"{kind} of {series.name}: {problem}"
         return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_aorta.common.model import Model, Name, NotNegative, Positive, Text
+from pytest_aorta.common.model import Model, Name, NotNegative, Text
 from pytest_aorta.plan.accelerators import Reading
 
 # Reasons that protect the device or the host, by NVML's names.
@@ -36,7 +36,6 @@ class DeviceFacts(Model, frozen=True):
 
     Attributes:
         device: the device's name in pytest's process, e.g. its number.
-        num_samples: number of samples that the facts summarize.
         in_steps: whether the samples are those of the measured steps; if no sample fell into the steps, the samples
             are those of the whole launch.
         sm_clock_mhz: the median of the SM clock; None if unknown.
@@ -45,7 +44,6 @@ class DeviceFacts(Model, frozen=True):
     """
 
     device: Text
-    num_samples: Positive
     in_steps: bool
     sm_clock_mhz: NotNegative | None
     throttle_reasons: dict[Name, NotNegative]
@@ -76,7 +74,6 @@ def summarize(
     return tuple(
         DeviceFacts(
             device=name,
-            num_samples=len(counted),
             in_steps=any(sample.in_steps for sample in samples),
             sm_clock_mhz=_median([sample.readings[number].sm_clock_mhz for sample in counted]),
             throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),

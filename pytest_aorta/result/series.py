@@ -89,13 +89,6 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
     hashes: dict[Step, WeightHash] = field(default_factory=dict)
     problem: str = ""
 
-    def contradiction(self) -> str | None:
-        """Return which lists differ in length from the list of names; None if all have its length."""
-        counts = {"shapes": len(self.shapes), "layouts": len(self.layouts)}
-        counts |= {f"step {step}": len(row) for step, row in self.tensors.items()}
-        wrong = [f"{count} entries of {what}" for what, count in counts.items() if count != len(self.names)]
-        return f"{len(self.names)} names, {wrong[0]}; they have to be equal" if wrong else None
-
     def followed_by(self, later: LocalWeights, done: int, first: int) -> LocalWeights:
         """Return the hashes of ``done`` steps, then those of a launch that went on, from its step ``first`` on."""
         hashes = {**self.hashes, **({str(done): NOT_LOADED} if self.hashes and not first else {})}

@@ -71,15 +71,18 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
         return ""
     known = _numbered(there.issued)
     changed = [(one, known.get(key)) for key, one in _numbered(here.issued).items()] if known else []
-    lost = [(one, was) for one, was in changed if one.serialized and not (was and was.serialized)] or [
-        (one, was) for one, was in changed if one.exposed_us > (was.exposed_us if was else 0.0)
-    ]
+    lost = (
+        [(one, was) for one, was in changed if one.serialized and not (was and was.serialized)]
+        or [(one, was) for one, was in changed if one.exposed_us > (was.exposed_us if was else 0.0)]
+        or [(one, was) for one, was in changed if was is None]
+    )
     groups: dict[tuple[str, str, str], list[_Change]] = defaultdict(list)
     for change in (_Change.of(one, was) for one, was in lost):
         groups[change.issued.name, _pattern(change.issued.of), change.what].append(change)
     texts = [_text(changes) for changes in sorted(groups.values(), key=len, reverse=True)[:_MOST_NAMED]]
     counts = f"{here.serialized} of {counted(here.collectives, 'collective')} have nothing to hide under, "
-    return f"{counts}{there.serialized} before" + (f": {'; '.join(texts)}" if texts else "")
+    counts += str(there.serialized) + (f" of {there.collectives}" if here.collectives != there.collectives else "")
+    return f"{counts} before" + (f": {'; '.join(texts)}" if texts else "")
 
 
 def _numbered(issued: Sequence[Issued]) -> dict[tuple[str, str, int], Issued]:

@@ -14,6 +14,7 @@ _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::convolution_o
 _CONVOLUTION_BACKWARD = "aten::convolution_backward"
 # Operators that neither read elements nor write any of the tensor that they return.
 _WITHOUT_WORK = (
+    "aten::_unsafe_view",
     "aten::empty_like",
     "aten::new_empty",
     "aten::new_empty_strided",

@@ -35,6 +35,8 @@ from pytest_aorta.worker.torch_private import (
     TracingContext,
     c10d,
     fake_store,
+    functional_collectives,
+    get_proxy_mode,
     is_traceable_wrapper_subclass_type,
     tree_leaves,
 )
@@ -90,8 +92,31 @@ def simulate_world() -> None:
     saved = Future[None]()
     saved.set_result(None)
     _replace(async_save, lambda *_args, **_given: saved)
+    # Torch waits at once for results without data, as for those in a graph that is compiled.
+    _replace(functional_collectives._maybe_wrap_tensor, _in_flight)
     for name in ("Reducer", "_broadcast_coalesced"):
         _replace(getattr(dist, name), partial(_with_requests, getattr(dist, name)))
+
+
+class _InFlight(torch.autograd.Function):
+    """The result of a functional collective, whose first use waits."""
+
+    @staticmethod
+    def forward(_context: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that waits."""
+        return functional_collectives.AsyncCollectiveTensor(tensor)
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient."""
+        return gradient
+
+
+def _in_flight(tensor: torch.Tensor) -> Any:
+    is_compiled = torch.compiler.is_dynamo_compiling() or TracingContext.try_get() is not None
+    if is_compiled or get_proxy_mode() is not None:
+        return functional_collectives.wait_tensor(tensor)
+    return _InFlight.apply(tensor)  # type: ignore[no-untyped-call]
 
 
 class _Requesting(dist.ProcessGroup):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -122,10 +122,10 @@ def marked_streams(device: torch.device) -> Iterator[None]:
     def work_waits(original: Callable[..., Any], work: Any, *args: Any, **given: Any) -> Any:
         # Only the first wait for a tensor waits. That for a work does on each stream.
         take = works.pop if isinstance(work, torch.Tensor) else works.get
-        if (number := take(_id_of(work), None)) is not None:
-            with record_function(f"{MARK} {Said.WAITS_WORK} {number}"):
-                pass
-        return original(work, *args, **given)
+        number = take(_id_of(work), None)
+        # The mark holds what a process group of CPU ranks computes in the wait.
+        with nullcontext() if number is None else record_function(f"{MARK} {Said.WAITS_WORK} {number}"):
+            return original(work, *args, **given)
 
     say(Said.ON, stream_of())
     if device.type == "cpu":

@@ -35,6 +35,8 @@ from torch._guards import TracingContext
 from torch._library.utils import zip_schema
 from torch._ops import OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed import _functional_collectives as functional_collectives
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim.optimizer import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -63,7 +65,9 @@ __all__ = [
     "dynamo_utils",
     "fake_store",
     "foreach_norm",
+    "functional_collectives",
     "functional_operators",
+    "get_proxy_mode",
     "is_flat_parameter",
     "is_traceable_wrapper_subclass_type",
     "keep_from_compiler",

@@ -30,6 +30,7 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
     workload.compare(traced | training, EAGER | training, steps=5)
 
 
+@pytest.mark.extended
 def test_chunks_train_as_whole_logits(workload):
     training = TRAINING | {"steps": 5, "warmup": 0, "hash_every": 1, "param_dtype": "float32"}
     whole = workload.run("llama_fsdp2", **training | {"loss_chunks": 0})

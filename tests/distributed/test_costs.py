@@ -91,7 +91,7 @@ FAULTS = [
 WIDE = {"dim": 1024, "n_kv_heads": 4, "ffn_hidden": 1024, "vocab_size": 1024}
 # Nothing that 2 ranks show.
 FEW_ROWS = ("few rows", "collective_bytes", "all_gather over {size} ranks, float32 +")
-# Those that every run of the tests launches; the night launches all.
+# Those that every run of the tests launches, on simulated ranks; the night launches all, on real ranks too.
 OFTEN = {"gather twice", "item", "few rows"}
 
 
@@ -118,6 +118,7 @@ def check_faults(workload, folder, faults):
     return reference
 
 
+@pytest.mark.extended
 def test_each_fault_of_a_script_is_caught_by_its_cost_in_one_launch(workload, tmp_path):
     reference = check_faults(workload, tmp_path, FAULTS)
     for same, metric in (("again", "operators"), ("few rows", "collective_bytes")):

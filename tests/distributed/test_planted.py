@@ -44,7 +44,7 @@ def assert_green(result):
     assert set(result.parseoutcomes()) <= {"passed", "inconclusive", "deselected"}
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_slower_steps_turn_their_test_red_and_no_other(suite, pytester):
     # On a machine with other work, launches may vary by more than those of a good baseline.
     assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-record=noisy:a test"))

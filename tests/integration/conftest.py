@@ -36,6 +36,10 @@ config:
   fault: {type: object, default: {}, description: what goes wrong}
 """
 
+# Of what workers send to the controller, test_xdist_in_pytest.py and test_retries_in_pytest.py are tests of every run.
+ALONE_AND_NIGHTLY_ON_XDIST = pytest.mark.parametrize(
+    "workers", [[], pytest.param(["-n1"], marks=pytest.mark.extended)], ids=["one process", "xdist"]
+)
 FAKE_LAUNCHER = """
 import errno
 import json

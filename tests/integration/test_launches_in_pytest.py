@@ -6,6 +6,7 @@ import pytest
 
 from pytest_aorta.launch.leases import lease
 from tests.distributed.processes import await_true
+from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
 
 RUN, P99 = "workload.run('toy')", "@pytest.mark.tolerance(step_time_p99='10%')"
 
@@ -122,7 +123,7 @@ def test_folder_of_own_workloads_can_be_elsewhere(project):
     project.run("-o", "aorta_workloads=mine").assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+@ALONE_AND_NIGHTLY_ON_XDIST
 def test_run_that_waits_for_the_lease_of_another_says_for_whose(project, workers):
     project.one_test("workload.run('toy')")
     held = lease(("cpu-0",), 1, exclusive=True, wait_s=9, folder=project.path / "leases", owner="other.py::one")
@@ -140,7 +141,7 @@ def test_run_that_waits_for_the_lease_of_another_says_for_whose(project, workers
     assert re.search(said, result.stderr.str())
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+@ALONE_AND_NIGHTLY_ON_XDIST
 def test_log_says_which_launch_of_a_test_follows(project, workers):
     project.one_test("workload.run('toy'); workload.run('toy')")
     said = project.run_apart(*workers, passed=1).stderr.str()

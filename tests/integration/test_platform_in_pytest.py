@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
 from tests.unit.fake_drivers import FakeNvml
 
 # The text of the progress line, which is later erased.
@@ -68,7 +69,7 @@ def slow(project):
     return project
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+@ALONE_AND_NIGHTLY_ON_XDIST
 def test_launch_that_takes_long_is_said_and_not_captured(slow, workers):
     conftest = slow.path / "conftest.py"
     conftest.write_text(f"{conftest.read_text()}\nfrom pytest_aorta.plugin import run\nrun._SAY_S = 0.0\n")

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
+from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
 
 ATTEMPT = "aorta.attempt"
 REPORTS = ("--aorta-report=out/report.html", "--junitxml=junit.xml")
@@ -147,7 +148,7 @@ def retried_in_hook(reported):
     return reported
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+@ALONE_AND_NIGHTLY_ON_XDIST
 def test_launches_of_an_attempt_that_was_retried_inside_of_a_hook_are_not_recorded(retried_in_hook, workers):
     retried_in_hook.test_file(
         "attempts = []\n\ndef test_one(workload):\n    workload.check(workload.run('toy'))\n"

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
+from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
 
 # The first check is that of a subtest, and two more subtests end after it.
 THREE_SUBTESTS = """
@@ -65,7 +66,7 @@ REPORT = "--aorta-report=out/report.html"
 UPDATE = ("--update-baselines", "--aorta-launches=2")
 
 
-@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+@ALONE_AND_NIGHTLY_ON_XDIST
 def test_launches_of_a_test_with_subtests_are_stored_once(project, workers):
     project.test_file(THREE_SUBTESTS)
     result = project.run(*UPDATE, *workers)

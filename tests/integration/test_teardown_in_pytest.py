@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
+from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
 
 REPORTS = ("--aorta-report=out/report.html", "--junitxml=junit.xml")
 UPDATE = ("--update-baselines", "--aorta-launches=2")
@@ -32,7 +33,7 @@ def test_one(workload, checked):
 """
 
 
-@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+@ALONE_AND_NIGHTLY_ON_XDIST
 def test_comparison_in_the_teardown_of_a_fixture_is_recorded_and_counted(reported, workers):
     reported.test_file(CHECKS_IN_TEARDOWN)
     result = reported.run(*UPDATE, *workers)

@@ -3,6 +3,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+
 
 def text_of(result: pytest.RunResult) -> str:
     return result.stdout.str()
@@ -369,7 +371,7 @@ WRONG_PARAMETER = '    @pytest.mark.parametrize("x", [1])\n    def test_wrong(se
 WRONG_MARKER = "@pytest.mark.world(ranks=2)\ndef test_wrong(workload): pass\n"
 
 
-@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+@ALONE_AND_NIGHTLY_ON_XDIST
 @pytest.mark.parametrize(
     ("before", "after"), [("", WRONG_PARAMETER), (WRONG_MARKER, "")], ids=["error in the class", "wrong marker"]
 )

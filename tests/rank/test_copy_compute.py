@@ -9,6 +9,7 @@ import torch.distributed as dist
 from aorta_workloads.common.streams import ThreadStream
 from aorta_workloads.copy_compute import CopyComputeWorkload
 from aorta_workloads.copy_compute.copies import KINDS, Copy
+from aorta_workloads.copy_compute.workload import make_variants
 
 from pytest_aorta.worker import RankEnv, StepTimer
 from tests.rank.settings import default_config
@@ -96,16 +97,14 @@ def launched(tmp_path, monkeypatch, **config):
 
 @pytest.mark.parametrize(
     ("variant", "order"),
-    [("_overlapped", ["copy", "copy", "compute", "wait", "wait"]), ("_serial", ["compute", "copy", "copy"])],
+    [("overlapped", ["copy", "copy", "compute", "wait", "wait"]), ("serial", ["compute", "copy", "copy"])],
 )
-def test_copies_start_before_the_products_and_are_waited_for_behind_them(monkeypatch, variant, order):
+def test_copies_start_before_the_products_and_are_waited_for_behind_them(variant, order):
     events = []
-    workload = CopyComputeWorkload(default_config("copy_compute"))
     work = SimpleNamespace(wait=lambda: events.append("wait"))
-    workload._copies = [SimpleNamespace(transfer=lambda _: events.append("copy"))] * 2
-    workload._streams = [SimpleNamespace(submit=lambda transfer: transfer(False) or work)] * 2
-    monkeypatch.setattr(workload, "_compute", lambda: events.append("compute"))
-    getattr(workload, variant)()
+    copies = [SimpleNamespace(transfer=lambda _: events.append("copy"))] * 2
+    streams = [SimpleNamespace(submit=lambda transfer: transfer(False) or work)] * 2
+    make_variants(lambda: events.append("compute"), copies, streams)[variant]()
     assert events == order
 
 

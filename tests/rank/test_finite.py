@@ -81,11 +81,11 @@ def test_own_shards_of_fsdp_are_checked_where_it_trains(optimizer):
     config = default_config("fsdp", layers=2, optimizer=optimizer)
     workload = FsdpWorkload(config)
     settings = Settings.read(config, 1, 2)
-    workload._buffers = Buffers(settings, torch.device("cpu"))
+    workload.buffers = Buffers(settings, torch.device("cpu"))
     trained = optimizer != "none"
     assert len(list(workload.named_parameters())) == 2 * trained
     refuse(workload)
-    for weight in workload._buffers.weights:
+    for weight in workload.buffers.weights:
         weight[0] = NAN
     if trained:
         expected = f"parameter layers.0.weight of rank 1 has 1 of {settings.fsdp_shard_size} elements that are NaN"

@@ -72,7 +72,7 @@ def test_flex_attention_runs_unfused_where_compiled_kernels_do_not_repeat_their_
 ):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
-    assert flex._is_unfused(torch.device(device)) is unfused
+    assert flex.is_unfused(torch.device(device)) is unfused
 
 
 @pytest.mark.parametrize("length", [slice(None), slice(8, 24)], ids=["whole", "with gaps"])
@@ -94,10 +94,10 @@ def test_graphs_that_are_compiled_for_cuda_compute_what_cpu_kernels_do(num_queri
     monkeypatch.setattr("torch._inductor.compile", lambda graph, _: graph)
     q, k, v = (tensor.detach().contiguous() for tensor in tensors(num_queries, num_keys))
 
-    out, logsumexp = flex._run_fused(flex._forward, (q, k, v), q, k)
+    out, logsumexp = flex.run_fused(flex.fused_forward, (q, k, v), q, k)
     torch.testing.assert_close((out, logsumexp), flex_attention(q, k, v))
     given = (torch.ones_like(out), q, k, v, out, logsumexp)
-    torch.testing.assert_close(tuple(flex._run_fused(flex._backward, given, q, k)), flex_attention_backward(*given))
+    torch.testing.assert_close(tuple(flex.run_fused(flex.fused_backward, given, q, k)), flex_attention_backward(*given))
 
 
 @settings(max_examples=40, deadline=None)

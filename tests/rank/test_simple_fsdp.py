@@ -413,7 +413,7 @@ def test_graphs_for_inductor_fix_the_order_of_collectives_by_dependencies(mesh, 
         # Only Inductor runs such a graph in torch 2.11.
         raise RuntimeError("the graph is kept")
 
-    monkeypatch.setitem(compile._COMPILERS, "inductor", compile._compile_aot_eager)
+    monkeypatch.setitem(compile.COMPILERS, "inductor", compile.compile_aot_eager)
     monkeypatch.setattr(compile, "boxed_nop", keep)
 
     with pytest.raises(Exception, match="the graph is kept"):
@@ -430,7 +430,7 @@ def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeyp
     settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
 
     traced = Traced(settings)
-    compile._compile_inductor(None, (), traced, {})
+    compile.compile_inductor(None, (), traced, {})
 
     fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
     assert {name: value for name, value in patches.items() if name in fixed} == (

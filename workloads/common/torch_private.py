@@ -9,6 +9,7 @@ is in the oldest supported version of torch:
 - collectives that autograd and compilers follow: with ``torch.distributed`` functions that compilers trace;
 - ``capture_scalar_outputs`` of dynamo's config, with which graphs hold numbers that the host reads as symbols: with an
   option of ``torch.compile``;
+- a process group over several dimensions of a mesh: with a public name of ``DeviceMesh._flatten``;
 - one addition to many tensors: with a public name of ``_foreach_add_``;
 - FSDP2's meshes of single parameters: with a public name of ``ShardPlacementResult``, which torch 2.12 has added;
 - the pool of symmetric memory, for torch 2.11: with torch 2.11;
@@ -25,10 +26,13 @@ from torch._higher_order_ops.flex_attention import flex_attention as flex_forwar
 from torch._higher_order_ops.flex_attention import flex_attention_backward as flex_backward
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn, get_hash_for_files
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+flatten_mesh = DeviceMesh._flatten
 
 __all__ = [
     "CustomGraphPass",
@@ -40,6 +44,7 @@ __all__ = [
     "create_fw_bw_graph",
     "disable_current_modes",
     "dynamo_config",
+    "flatten_mesh",
     "flex_backward",
     "flex_forward",
     "foreach_add_",

@@ -1,5 +1,6 @@
 """The ``copy_compute`` workload."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -53,6 +54,45 @@ class CopyComputeSettings:
         return KINDS if self.copy_kind == "all" else (self.copy_kind,)
 
 
+def make_stream(settings: CopyComputeSettings, device: torch.device) -> Stream:
+    """Return a stream for copies.
+
+    Raises:
+        ValueError: The device has no streams of the given ``priority``.
+    """
+    if not settings.overlap:
+        return InlineStream()
+    if device.type == "cpu":
+        return ThreadStream()
+    priority = settings.priority
+    least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
+    if not greatest <= priority <= least:
+        raise ValueError(f"priority is {priority}; allowed on this device is {greatest} to {least}")
+    return DeviceStream(device, priority=priority)
+
+
+def make_variants(
+    compute: Callable[[], None], copies: Sequence[Copy], streams: Sequence[Stream]
+) -> dict[str, Callable[[], None]]:
+    """Return what each variant of a step runs, by its name."""
+
+    def copy() -> None:
+        for each in copies:
+            each.transfer(False)
+
+    def serial() -> None:
+        compute()
+        copy()
+
+    def overlapped() -> None:
+        works = [stream.submit(each.transfer) for stream, each in zip(streams, copies, strict=True)]
+        compute()
+        for work in works:
+            work.wait()
+
+    return {"serial": serial, "overlapped": overlapped, "compute": compute, "copy": copy}
+
+
 class CopyComputeWorkload(GroupWorkload):
     """Matrix products and copies: in sequence, concurrently, and each alone, in turn within one launch.
 
@@ -65,21 +105,27 @@ class CopyComputeWorkload(GroupWorkload):
         Raises:
             ValueError: The device has no streams of the given ``priority``.
         """
-        self._env = RankEnv.read()
-        self._device = self._env.join("copy_compute")
-        self._settings = read_settings(CopyComputeSettings, self.config)
-        self._streams = [self._make_stream() for _ in self._settings.copy_kinds]
-        fault = self._settings.fault
-        kinds = [fault.kind if fault.rank == self._env.rank else "none", "none", "none"]
+        env = RankEnv.read()
+        device, self._rank = env.join("copy_compute"), env.rank
+        settings = self._settings = read_settings(CopyComputeSettings, self.config)
+        self._device = device
+        streams = [make_stream(settings, device) for _ in settings.copy_kinds]
+        fault = settings.fault
+        kinds = [fault.kind if fault.rank == env.rank else "none", "none", "none"]
         self._copies = [
-            Copy(kind, self._settings.copy_mb, self._device, planted)
-            for kind, planted in zip(self._settings.copy_kinds, kinds, strict=False)
+            Copy(kind, settings.copy_mb, device, planted)
+            for kind, planted in zip(settings.copy_kinds, kinds, strict=False)
         ]
-        size, random = self._settings.matrix_size, generator(self._device, "matrices", self._settings.seed)
-        left, right = (torch.randn(size, size, device=self._device, generator=random) for _ in range(2))
-        self._left, self._right = left.to(self._settings.dtype), (right / size**0.5).to(self._settings.dtype)
-        self._product = torch.empty_like(self._left)
-        self._variants = {name: getattr(self, f"_{name}") for name in ("serial", "overlapped", "compute", "copy")}
+        size, random = settings.matrix_size, generator(device, "matrices", settings.seed)
+        left, right = (torch.randn(size, size, device=device, generator=random) for _ in range(2))
+        left, right = left.to(settings.dtype), (right / size**0.5).to(settings.dtype)
+        product = torch.empty_like(left)
+
+        def compute() -> None:
+            for _ in range(settings.gemms):
+                torch.mm(left, right, out=product)
+
+        self._variants = make_variants(compute, self._copies, streams)
 
     def run(self) -> RankResult:
         """Check copied data, measure, and check again."""
@@ -103,38 +149,9 @@ class CopyComputeWorkload(GroupWorkload):
             metrics=self._metrics({name: fmean(times) for name, times in times_ms.items()}),
             environment=environment_facts(self._device),
         )
-        found = profiled(result, self._overlapped, settings.profile_steps, self._device)
+        found = profiled(result, self._variants["overlapped"], settings.profile_steps, self._device)
         # Overlap metrics are about communication, which this workload does not have, so none are added.
         return found.replace(metrics=result.metrics)
-
-    def _make_stream(self) -> Stream:
-        if not self._settings.overlap:
-            return InlineStream()
-        if self._device.type == "cpu":
-            return ThreadStream()
-        priority = self._settings.priority
-        least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
-        if not greatest <= priority <= least:
-            raise ValueError(f"priority is {priority}; allowed on this device is {greatest} to {least}")
-        return DeviceStream(self._device, priority=priority)
-
-    def _compute(self) -> None:
-        for _ in range(self._settings.gemms):
-            torch.mm(self._left, self._right, out=self._product)
-
-    def _copy(self) -> None:
-        for copy in self._copies:
-            copy.transfer(False)
-
-    def _serial(self) -> None:
-        self._compute()
-        self._copy()
-
-    def _overlapped(self) -> None:
-        works = [stream.submit(copy.transfer) for stream, copy in zip(self._streams, self._copies, strict=True)]
-        self._compute()
-        for work in works:
-            work.wait()
 
     def _order(self, number: int) -> list[str]:
         """Return the variants of a round; rounds alternate the order, so that no variant always follows the same."""
@@ -161,10 +178,10 @@ class CopyComputeWorkload(GroupWorkload):
         """Run the concurrent variant on data of this check, and compare every copied element."""
         for copy in self._copies:
             copy.prepare(self._settings.seed, check)
-        self._overlapped()
+        self._variants["overlapped"]()
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
-        return [detail for copy in self._copies if (detail := copy.failure(check, self._env.rank)) is not None]
+        return [detail for copy in self._copies if (detail := copy.failure(check, self._rank)) is not None]
 
     def _metrics(self, mean_ms: dict[str, float]) -> dict[str, float]:
         flops = 2 * self._settings.matrix_size**3 * self._settings.gemms

@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..common.torch_private import flatten_mesh
 from ..config import AxisDegrees
 
-# The names of the mesh's dimensions, outermost first.
-PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "fsdp", "tp"
-# Those of the mesh of sequences, besides PIPELINE and TENSOR.
-_DATA, _CONTEXT = "data", "cp"
-# The two dimensions that SHARD is split into for the parameters of experts.
-_EXPERT_SHARD, _EXPERT = "expert_fsdp", "ep"
+# The names of the dimensions of all meshes, outermost first. Groups of DATA share sequences along CONTEXT, and for the
+# parameters of experts, SHARD is split into EXPERT_SHARD and EXPERT.
+PIPELINE, REPLICATE, SHARD, EXPERT_SHARD, EXPERT = "pp", "dp_replicate", "fsdp", "expert_fsdp", "ep"
+DATA, CONTEXT, TENSOR = "data", "cp", "tp"
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,8 @@ class ParallelMesh:
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
         world = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
         if TENSOR in kept:
-            # DTensors reduce norms over the group of both dimensions at once; torch has no public function for this.
-            world[SHARD, TENSOR]._flatten()
+            # DTensors reduce norms over the group of both dimensions at once.
+            flatten_mesh(world[SHARD, TENSOR])
         self.degrees = degrees
         self.context = _context_mesh(degrees, device_type)
         experts = _expert_mesh(kept, degrees.expert_parallel, device_type)
@@ -134,9 +133,9 @@ class ParallelMesh:
         self.dense_axes = ParameterAxes(self.whole, self.replicas, self.shards, self.tensor)
         self.experts, self.expert_data, self.expert_axes = None, self.data, self.dense_axes
         if experts is not None:
-            self.experts, shards = experts[_EXPERT], experts[_EXPERT_SHARD]
-            split = (_EXPERT,) if self.tensor is None else (_EXPERT, TENSOR)
-            outer = (_EXPERT_SHARD,) if self.replicas is None else (REPLICATE, _EXPERT_SHARD)
+            self.experts, shards = experts[EXPERT], experts[EXPERT_SHARD]
+            split = (EXPERT,) if self.tensor is None else (EXPERT, TENSOR)
+            outer = (EXPERT_SHARD,) if self.replicas is None else (REPLICATE, EXPERT_SHARD)
             self.expert_data = experts[outer]
             replicas = None if self.replicas is None else experts[REPLICATE]
             self.expert_axes = ParameterAxes(experts[*outer, *split], replicas, shards, experts[split])
@@ -158,9 +157,9 @@ def _context_mesh(degrees: ParallelDims, device_type: str) -> DeviceMesh | None:
     return init_device_mesh(
         device_type,
         (degrees.pipeline_parallel, degrees.data_parallel, degrees.context_parallel, degrees.tensor_parallel),
-        mesh_dim_names=(PIPELINE, _DATA, _CONTEXT, TENSOR),
-        backend_override={_CONTEXT: dist.get_backend()},
-    )[_CONTEXT]
+        mesh_dim_names=(PIPELINE, DATA, CONTEXT, TENSOR),
+        backend_override={CONTEXT: dist.get_backend()},
+    )[CONTEXT]
 
 
 def _expert_mesh(sizes: Mapping[str, int], degree: int, device_type: str) -> DeviceMesh | None:
@@ -169,9 +168,9 @@ def _expert_mesh(sizes: Mapping[str, int], degree: int, device_type: str) -> Dev
         return None
     split: dict[str, int] = {}
     for name, size in sizes.items():
-        split |= {_EXPERT_SHARD: size // degree, _EXPERT: degree} if name == SHARD else {name: size}
+        split |= {EXPERT_SHARD: size // degree, EXPERT: degree} if name == SHARD else {name: size}
     mesh = init_device_mesh(
-        device_type, tuple(split.values()), mesh_dim_names=tuple(split), backend_override={_EXPERT: dist.get_backend()}
+        device_type, tuple(split.values()), mesh_dim_names=tuple(split), backend_override={EXPERT: dist.get_backend()}
     )
-    mesh[tuple(name for name in split if name not in (PIPELINE, REPLICATE))]._flatten()
+    flatten_mesh(mesh[tuple(name for name in split if name not in (PIPELINE, REPLICATE))])
     return mesh

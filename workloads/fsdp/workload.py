@@ -53,7 +53,7 @@ class FsdpWorkload(GroupWorkload):
         env = RankEnv.read()
         self._device = env.join("fsdp")
         settings = self._settings = Settings.read(self.config, env.rank, env.world_size)
-        buffers = self._buffers = Buffers(settings, self._device)
+        buffers = self.buffers = Buffers(settings, self._device)
         self._weight_hashes, self._trained = dict[str, str](), 0
         if settings.load_checkpoint is not None:
             self._trained = checkpoint.load(settings.load_checkpoint, self._state(0))
@@ -98,7 +98,7 @@ class FsdpWorkload(GroupWorkload):
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return this rank's shard of each layer's weights; there are none without an optimizer."""
-        return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self._buffers.weights))
+        return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self.buffers.weights))
 
     def _state(self, trained: int) -> dict[str, torch.Tensor]:
         """Return the weights that ``trained`` steps made, as shards of one tensor a layer, and this number."""
@@ -109,7 +109,7 @@ class FsdpWorkload(GroupWorkload):
     def _hash_weights(self, step: int) -> None:
         """Hash the weights after ``step``, counted from the first one of the warm-up."""
         settings = self._settings
-        if not self._buffers.weights:
+        if not self.buffers.weights:
             return
         if step == settings.iterations:
             self._step.end()

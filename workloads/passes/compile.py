@@ -95,7 +95,7 @@ def make_backend(
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
         traced = Traced(settings, names, shards, replicas, inputs_positions, tuple(buckets), fixed)
-        return _COMPILERS[settings.backend](graph_module, inputs, traced, options or {})
+        return COMPILERS[settings.backend](graph_module, inputs, traced, options or {})
 
     return compile_graph
 
@@ -104,9 +104,11 @@ def _partitioner(settings: GraphSettings) -> Partitioner:
     return StepPartitioner() if settings.trace == "step" else Partitioner()
 
 
-def _compile_aot_eager(
+def compile_aot_eager(
     graph_module: fx.GraphModule, inputs: Sequence[Any], traced: Traced, _options: Mapping[str, Any]
 ) -> Any:
+    """Run the passes and return the graph, whose operators run one after another."""
+
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         GraphPasses((_JOINT,), traced)(joint_module.graph)
         return _partitioner(traced.settings)(joint_module, joint_inputs, **options)
@@ -130,9 +132,10 @@ def _compile_aot_eager(
     return torch.compiler.disable(compiled)
 
 
-def _compile_inductor(
+def compile_inductor(
     graph_module: fx.GraphModule, inputs: Sequence[Any], traced: Traced, options: Mapping[str, Any]
 ) -> Any:
+    """Run the passes in inductor, which compiles the graph and keeps the order of moved collectives."""
     settings = traced.settings
     patches = dict(options) | {
         "joint_custom_pre_pass": GraphPasses((_JOINT,), traced),
@@ -150,4 +153,4 @@ def _compile_inductor(
     return compile_fx(graph_module, inputs, config_patches=patches)
 
 
-_COMPILERS = {"aot_eager": _compile_aot_eager, "inductor": _compile_inductor}
+COMPILERS = {"aot_eager": compile_aot_eager, "inductor": compile_inductor}

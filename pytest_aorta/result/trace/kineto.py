@@ -327,20 +327,7 @@ DTYPES = {
     "ComplexDouble": "complex128",
     "c10::complex<double>": "complex128",
 }
-_ELEMENT_BYTES = {
-    "uint8": 1,
-    "int8": 1,
-    "bool": 1,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "int32": 4,
-    "float32": 4,
-    "int64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
+_BITS = re.compile(r"(?:c10::)?(?:u?int|b?float|complex)(\d+)\w*")
 # Collectives on lists of tensors, by torch's names. The tensors may have unequal sizes, and torch records only the size
 # of the rank's own.
 _ON_LISTS = {"all_gather", "reduce_scatter"}
@@ -379,7 +366,9 @@ def _call_of(kernel: Event) -> Call:
 
 def element_bytes(dtype: str) -> int | None:
     """Return the bytes of an element of a type by any name in :data:`DTYPES`; None if the type is not known."""
-    return 1 if "float8" in dtype.lower() else _ELEMENT_BYTES.get(DTYPES.get(dtype, dtype))
+    name = DTYPES.get(dtype, dtype).lower()
+    bits = _BITS.fullmatch(name)
+    return int(bits[1]) // 8 if bits else 1 if name == "bool" else None
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -114,7 +114,7 @@ def graph_of_step(
     if not said:
         return StepGraph(problem="the streams of the step were not marked")
     waits = [event for event in said if _words(event)[0] == Said.WAITS_WORK]
-    compute = _compute(operators, [*waits, *(one.event for one in requests)], flops, is_view)
+    compute = _compute(operators, waits, requests, flops, is_view)
     if len(compute) + len(requests) > MAX_NODES:
         return StepGraph(problem=f"the step has {len(compute) + len(requests)} operators, more than {MAX_NODES}")
     backward, steps = (
@@ -140,18 +140,22 @@ def graph_of_step(
 
 
 def _compute(
-    operators: Sequence[Event], between: Iterable[Event], flops: Mapping[int, int], is_view: Callable[[str], bool]
+    operators: Sequence[Event],
+    waits: Sequence[Event],
+    requests: Sequence[Request],
+    flops: Mapping[int, int],
+    is_view: Callable[[str], bool],
 ) -> list[tuple[Event, int, int]]:
     """Return operators that compute, with their operations and, of those without a formula, bytes.
 
-    ``between`` are requests and waits. Operators that hold one of them are not at one moment.
+    Operators that hold a request or a wait are not at one moment, and those within one compute nothing on a device.
     """
-    between = [*between]
+    between = [*waits, *(one.event for one in requests)]
     moments, formulas = _begins(between), _begins(event for event in operators if id(event) in flops)
     requested = {(event["tid"], begin_of(event)) for event in between}
     found = []
     within: tuple[object, int] = "", 0
-    for event in operators:
+    for event in sorted([*operators, *waits], key=lambda one: (str(one["tid"]), begin_of(one), -end_of(one))):
         tid, end = event["tid"], end_of(event)
         if tid == within[0] and end <= within[1]:
             continue

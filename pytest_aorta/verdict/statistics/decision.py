@@ -466,28 +466,32 @@ class StoredRule:
             least = min(least, quantiles * math.sqrt(error.value))
         return self.scale.change(least) / 2
 
-    def _enforced(self) -> float:
-        """Return the tolerance of which a comparison passes the same code and finds the double.
+    def _enforces(self, noise: float = 1.0) -> bool:
+        """Return whether comparisons pass the same code and find the double of the tolerance.
 
-        Each with the power of :meth:`least_tolerance` and :meth:`detectable`.
+        Each with the power of :meth:`least_tolerance` and :meth:`detectable`, for launches that vary ``noise`` times
+        as much.
         """
-        least, look = self.least_tolerance(), self.looks[-1]
-        return least if look < MIN_LAUNCHES_TO_FAIL else max(least, self.detectable(look) / 2)
+        rule = replace(self, baseline=self.baseline.with_noise(noise))
+        least, look = rule.least_tolerance(), self.looks[-1]
+        enforced = least if look < MIN_LAUNCHES_TO_FAIL else max(least, rule.detectable(look) / 2)
+        return enforced <= self.tolerance
 
     def is_settled(self, most: int) -> bool:
         """Return whether a baseline that is being recorded needs no further launch, of at most ``most``.
 
-        The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`, or hardly
-        change what is enforced, as where noise between sessions outweighs that of launches. A deviation that decides
+        The tolerance is enforced now, or even ``most`` launches would not enforce it, whose deviation is known to
+        :data:`UNSURE`, beside noise between sessions, which they leave as it is. A deviation that decides
         when to stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear the
         uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the launches so
         far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their quantile.
         """
-        now, tolerance = self._enforced(), self.tolerance
-        if self.baseline.num_launches < MIN_LAUNCHES:
-            return UNSURE * now <= tolerance
-        then = self.with_launches(most)._enforced()
-        return now <= tolerance or then > UNSURE * tolerance or tolerance < then > _HARDLY * now
+        if self.baseline.num_launches >= MIN_LAUNCHES:
+            return self._enforces() or not self.with_launches(most)._enforces(1 / UNSURE)
+        # More launches could not help, and would not show that these are too noisy to be kept.
+        deviation = UNSURE * RESOLVED_BY * math.sqrt(self.baseline.variance.within.value)
+        is_quiet = deviation <= self.scale.difference(self.tolerance)
+        return self._enforces(UNSURE) or (is_quiet and not self._enforces(0.0))
 
     def _miss_rate(self, count: int) -> float:
         """Return the miss rate of a look: half for the first, where most unchanged code passes; equal parts after."""
@@ -500,5 +504,3 @@ class StoredRule:
 MIN_LAUNCHES = 5
 # The deviation of five to ten launches is known to about this factor (Mosteller's estimate of variance.py).
 UNSURE = 1.5
-# Launches that leave more than this part of a tolerance as it is do not pay.
-_HARDLY = 0.95

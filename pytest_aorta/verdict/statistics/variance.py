@@ -111,6 +111,11 @@ class Estimate:
         counts = {block: math.ceil(known * count / have) for block, known in self.counts.items()}
         return replace(self, counts=counts, variance=replace(self.variance, slower=slower, faster=faster))
 
+    def with_noise(self, factor: float) -> Estimate:
+        """Return the estimate for launches of one block that vary ``factor`` times as much."""
+        slower, faster = (side.times(factor**2) for side in (self.variance.slower, self.variance.faster))
+        return replace(self, variance=replace(self.variance, slower=slower, faster=faster))
+
     def error(self, block: Hashable, num_launches: int, side: Variance) -> Variance:
         """Return the variance of the median of ``num_launches`` further launches of ``block`` minus the center."""
         launches = median_variance(num_launches) + sum(

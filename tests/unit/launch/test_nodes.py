@@ -136,16 +136,6 @@ def test_silence_lasts_until_the_count_changes(tmp_path, monkeypatch):
         assert pulse.silent_s() == silent_s
 
 
-def test_source_that_is_deleted_while_sources_are_listed_has_no_version(tmp_path, monkeypatch):
-    monkeypatch.setattr(nodes, "PACKAGE_ROOT", tmp_path)
-    (tmp_path / "a.py").write_text("")
-    without = own_hello.__wrapped__()
-    (tmp_path / "b.py").symlink_to("absent")
-    assert own_hello.__wrapped__() == without
-    (tmp_path / "c.py").write_text("")
-    assert own_hello.__wrapped__() != without
-
-
 @pytest.mark.parametrize(
     ("zero", "changes", "part"),
     [

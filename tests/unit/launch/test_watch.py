@@ -104,7 +104,6 @@ def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(t
     facts = watch.platform_facts
     assert sensors.closed
     assert [(device.device, device.in_steps) for device in facts.devices] == [("0", True), ("1", True)]
-    assert facts.devices[0].num_samples > 9
     assert (facts.source, facts.problem) == ("NVML", None)
 
 
@@ -126,7 +125,6 @@ def test_failing_driver_leaves_earlier_samples_and_the_reason(tmp_path, monkeypa
             time.sleep(0.001)
     facts = watch.platform_facts
     assert facts.problem == "NVML: GPU is lost"
-    assert facts.devices[0].num_samples == 2
     assert sensors.closed
     # The state is shown without the sensors.
     assert len(line.states) >= 5

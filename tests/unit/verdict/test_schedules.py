@@ -3,6 +3,7 @@
 import pytest
 
 from pytest_aorta.result.trace.schedule import distinct_schedules
+from pytest_aorta.result.trace.step_graph import Node, Work
 from pytest_aorta.verdict.applicability import choose_tolerances
 from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.metrics import parse_tolerances
@@ -63,6 +64,17 @@ def test_one_launch_decides_and_names_what_lost_its_overlap(graph, outcomes, det
     found = judged(graph, graph)
     assert [found[name].outcome for name in NAMES] == outcomes
     assert found[NAMES[0]].detail == detail
+
+
+def test_a_new_collective_that_compute_hides_is_named():
+    last = len(GOOD.nodes) - 1
+    gather = Node(Work.COLLECTIVE, "all_gather", 1, [last], num_bytes=1 << 20, group="0", group_size=8, of="layers.9")
+    more = GOOD.replace(nodes=[*GOOD.nodes, gather, Node(Work.COMPUTE, "aten::mm", 0, [last], flops=10**12)])
+    row = judged(more, more)["scheduled_step_ms"]
+    assert row.outcome is REGRESSION
+    assert row.detail == (
+        "3 of 19 collectives have nothing to hide under, 3 of 18 before: all_gather of layers.9 is new"
+    )
 
 
 def test_overlap_that_was_gained_is_an_improvement():

@@ -48,13 +48,14 @@ def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[t
     Tensors are ``[batch, heads, seq_len, head_dim]``; ``k`` and ``v`` may have fewer heads. The logsumexp is float32
     ``[batch, heads, seq_len]``. Results are contiguous.
     """
-    if _is_unfused(q.device):
+    if is_unfused(q.device):
         return _evaluate(q, k, v)
-    out, logsumexp = _run_fused(_forward, (q, k, v), q, k)
+    out, logsumexp = run_fused(fused_forward, (q, k, v), q, k)
     return out, logsumexp
 
 
-def _is_unfused(device: torch.device) -> bool:
+def is_unfused(device: torch.device) -> bool:
+    """Return whether compiled kernels are missing on ``device``, or do not repeat their bits there."""
     on_hip = torch.version.hip is not None and torch.are_deterministic_algorithms_enabled()
     return device.type == "cpu" or on_hip
 
@@ -76,9 +77,9 @@ def flex_attention_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of ``q``, ``k`` and ``v``, contiguous, from ``grad``, the gradient of ``out``."""
-    if _is_unfused(q.device):
+    if is_unfused(q.device):
         return _differentiate(grad, q, k, v, out, logsumexp)
-    grad_q, grad_k, grad_v = _run_fused(_backward, (grad, q, k, v, out, logsumexp), q, k)
+    grad_q, grad_k, grad_v = run_fused(fused_backward, (grad, q, k, v, out, logsumexp), q, k)
     return grad_q, grad_k, grad_v
 
 
@@ -129,13 +130,15 @@ def _for_each_query_head(q: torch.Tensor, *tensors: torch.Tensor) -> list[torch.
     return [tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in tensors]
 
 
-def _forward(mask: tuple[Any, ...], options: dict[str, int | bool], *tensors: torch.Tensor) -> Results:
+def fused_forward(mask: tuple[Any, ...], options: dict[str, int | bool], *tensors: torch.Tensor) -> Results:
+    """Return the output and each row's logsumexp, by torch's operator."""
     q, k, v = tensors
     results: Results = flex_forward(q, k, v, _unchanged, mask, _scale(q), options)
     return results[:2]
 
 
-def _backward(mask: tuple[Any, ...], options: dict[str, int | bool], *tensors: torch.Tensor) -> Results:
+def fused_backward(mask: tuple[Any, ...], options: dict[str, int | bool], *tensors: torch.Tensor) -> Results:
+    """Return the gradients of queries, keys and values, by torch's operator."""
     grad, q, k, v, out, logsumexp = tensors
     score, *indices = (q.new_zeros((), requires_grad=True), *(q.new_zeros((), dtype=torch.int) for _ in range(4)))
     with torch.enable_grad():
@@ -149,7 +152,8 @@ def _unchanged(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     return score
 
 
-def _run_fused(function: Callable[..., Results], given: Results, q: torch.Tensor, k: torch.Tensor) -> Results:
+def run_fused(function: Callable[..., Results], given: Results, q: torch.Tensor, k: torch.Tensor) -> Results:
+    """Run ``function`` on ``given``, compiled for these lengths."""
     # Strides differ between eager models and graphs, and between chunks of a sequence.
     tensors = [tensor.detach().contiguous() for tensor in given]
     mask = causal_blocks(q.shape[-2], k.shape[-2], q.device)

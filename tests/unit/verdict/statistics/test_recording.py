@@ -36,7 +36,7 @@ def compared(rng: random.Random, baseline: Estimate, deviation: float, change: f
 
 
 @pytest.mark.parametrize(
-    ("deviation", "launches"), [(0.0015, (3, 3)), (0.005, (3, 4)), (0.02, (5, 8)), (0.1, (5, 5.5))]
+    ("deviation", "launches"), [(0.0015, (3, 3)), (0.005, (3, 4)), (0.02, (4, 8)), (0.1, (5, 5.5))]
 )
 def test_number_of_recorded_launches_follows_the_noise(deviation, launches):
     rng = random.Random(1)
@@ -46,7 +46,7 @@ def test_number_of_recorded_launches_follows_the_noise(deviation, launches):
 
 def test_launches_that_noise_between_hours_outweighs_are_few():
     """Kernel times of a GPU that vary by 0.1% in a session: a tolerance of 2% is decided by other sessions' noise."""
-    assert recorded(random.Random(1), 0.001, tolerance=0.02, block="another")[1] == 5
+    assert recorded(random.Random(1), 0.001, tolerance=0.02, block="another")[1] == 3
 
 
 @pytest.mark.extended
