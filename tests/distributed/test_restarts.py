@@ -34,7 +34,7 @@ def test_restart_as_on_its_page_passes(pytester, inner, on_cpu):
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    "fault, said",
+    ("fault", "said"),
     [
         ("correct", "note: restarted after steps 3 and 6, the script computed the same as straight on"),
         ("momentum not restored", "computed something else: restart 1 of 2: optimizer state: step 4 begins with none"),
