@@ -12,6 +12,7 @@ from typing import Any
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.init_launches import settled
 from pytest_aorta.cli.init_markers import Fit, fitted
+from pytest_aorta.cli.init_restart import restart_of
 from pytest_aorta.cli.target import ScriptTarget, add_ranks, add_shared, given_options, launching, opened
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import raised_as, write_text
@@ -54,6 +55,13 @@ _ARRANGED = """
 @pytest.mark.world(size={size})
 def test_{name}_arranged_otherwise(workload):
 {note}    workload.compare_arrangements({words})
+"""
+_RESTART = """
+
+@pytest.mark.numerics
+@pytest.mark.world(size={size})
+def test_{name}_restart(workload):
+{notes}    workload.compare_restart({call})
 """
 # Names of arguments that set the batch of a rank, and how many batches it accumulates.
 _BATCH, _ACCUMULATED = re.compile(r"-+[\w-]*(batch|bs)[\w-]*"), re.compile(r"-+[\w-]*accum[\w-]*")
@@ -99,11 +107,17 @@ def run(arguments: argparse.Namespace) -> int:
             pair = settled(launch, lambda: files([str(_RESULTS)]))
             fit = fitted(pair, launcher.world)
             arranged, found = _arranged(target, WorkloadRunner(launcher), pair.settings.get("fresh"))
+            restart = restart_of(DistributedWorld(launcher), target, pair)
     with raised_as(AortaError, f"{_RESULTS}: can't be written: "):
         write_text(_RESULTS / ".gitignore", "*\n")  # baselines are committed, results are not
     with raised_as(AortaError, f"{test}: can't be written: "), test.open("x", encoding="utf-8") as new:
         new.write(_text(target, pair.settings, fit) + arranged)
-    emit([f"wrote {test}", _write_settings(), *(f"note: {note}" for note in (*fit.notes, *found))])
+        if restart.call:
+            note = _comment(restart.note)
+            new.write(_RESTART.format(size=spec.size, name=target.slug, notes=note, call=restart.call))
+    emit(
+        [f"wrote {test}", _write_settings(), *(f"note: {note}" for note in (*fit.notes, *found, restart.note) if note)]
+    )
     if not fit.compares:
         return ExitCode.PROBLEM
     emit(
