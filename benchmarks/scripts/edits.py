@@ -5,7 +5,8 @@ Run: python -m benchmarks.scripts.edits [SCRIPT...]
 For each script of edits.yaml: ``aorta init``, ``pytest --update-baselines``, and ``pytest`` of the same code, which has
 to pass; then ``pytest`` with each edit. A name that is no script is a workload, whose package is copied and edited. A
 sentence is right if the regular expression of the file finds it, silent if there is none, and else wrong. The exit
-status is 1 if one is wrong, or fewer than 85% are right. Scripts named after a library need it.
+status is 1 if one is wrong, or fewer than 85% are right. Scripts named after a library need it. The sections of the
+scripts in docs/edits.md are written anew.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ import yaml
 
 from benchmarks.public_reports.__main__ import Fault
 from benchmarks.scripts.matrix import HERE, SCRIPTS, run
+from pytest_aorta.common.text import brief
 
+PAGE = HERE.parents[1] / "docs/edits.md"
 _RIGHT, _SILENT, _WRONG = "right", "silent", "WRONG"
+_LONGEST = 48
 _LEAST_RIGHT = 0.85
 _TEST = """
 import pytest
@@ -77,6 +81,17 @@ def rows(name: str, edits: dict[str, dict[str, object]], folder: Path) -> Iterat
             (folder / left).unlink(missing_ok=True)
 
 
+def write(name: str, found: list[tuple[str, str, float, str]]) -> None:
+    """Write the section of a script into the page: a line for each edit."""
+    lines = [f"## {name}\n\n"]
+    for change, first, seconds, outcome in found[1:]:
+        says = brief(first.split("; ")[0].replace("`", ""), _LONGEST) if outcome == _RIGHT else ""
+        lines.append(f"- {change}, {seconds:.0f}s: {f'`{says}`' if says else '-'}\n")
+    head, *sections = re.split(r"(?m)^(?=## )", PAGE.read_text(encoding="utf-8"))
+    known = {section.split()[1]: section.strip() for section in sections} | {name: "".join(lines).strip()}
+    PAGE.write_text("\n\n".join([head.strip(), *known.values()]) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Print a row for each edit of the scripts that are named, all by default."""
     known = yaml.safe_load((HERE / "edits.yaml").read_text(encoding="utf-8"))
@@ -90,9 +105,12 @@ def main() -> int:
     print("| script | edit | first line | seconds | sentence |\n| --- | --- | --- | --- | --- |")
     for name in names:
         with tempfile.TemporaryDirectory(prefix="aorta-edits-") as folder:
+            tried = []
             for change, first, seconds, outcome in rows(name, known[name], Path(folder)):
+                tried.append((change, first, seconds, outcome))
                 found[outcome] += change != "none"
                 print(f"| {name} | {change} | {first.replace('|', ' ')} | {seconds:.0f} | {outcome} |", flush=True)
+            write(name, tried)
     print(dict(found))
     return bool(found[_WRONG] or found[_RIGHT] < _LEAST_RIGHT * found.total())
 

@@ -344,8 +344,7 @@ def totals(records: Sequence[TestRecord], *, is_short: bool = False) -> str:
     final = [record for record in records if not record.is_retried]
     rows = [row for record in final for row in record.verdicts]
     # A line of its own says that speed was not compared.
-    undecided = (Outcome.INCONCLUSIVE, Outcome.NOT_APPLICABLE)
-    rows = [row for row in rows if row.tolerance.origin is not Origin.GROSS or row.outcome not in undecided]
+    rows = [row for row in rows if row.tolerance.origin is not Origin.GROSS or not row.not_applicable]
     found = Counter(row.outcome for row in rows if row.is_finding)
     launches = [launch for record in records for launch in record.launches]
     launched = [record for record in final if record.launches]

@@ -188,8 +188,12 @@ class Verdict(Model, frozen=True):
 
     @property
     def is_finding(self) -> bool:
-        """Return True if the outcome is one of :data:`FINDINGS` and the test has not caught it."""
-        return self.outcome in FINDINGS and not self.is_expected
+        """Return True if the outcome is one of :data:`FINDINGS` and the test has not caught it.
+
+        A time that nobody asked for is none while it is open, as where another metric has failed the test.
+        """
+        is_unasked = self.tolerance.origin is Origin.GROSS and self.outcome is Outcome.INCONCLUSIVE
+        return self.outcome in FINDINGS and not self.is_expected and not is_unasked
 
     @property
     def is_compared(self) -> bool:

@@ -26,7 +26,7 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, ReferenceKind, Verdict
 
 # The labels of verdicts from worst to best; metrics that were not compared come last.
-SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.PASS, Outcome.NOT_APPLICABLE)
+SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.CHANGED, Outcome.PASS, Outcome.NOT_APPLICABLE)
 UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3

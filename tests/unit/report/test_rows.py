@@ -6,6 +6,7 @@ from pytest_aorta.report.data import Case, Launch
 from pytest_aorta.report.page.rows import (
     case_plots,
     compared_with,
+    failing_first,
     largest_change,
     notable,
     provenance,
@@ -22,6 +23,7 @@ from tests.unit.builders import (
     make_baseline,
     make_facts,
     make_provenance,
+    make_report,
     make_result,
     make_test,
     make_verdict,
@@ -45,6 +47,12 @@ def test_other_side_of_a_verdict_is_named(reference, baseline, text):
 
 
 FAILED = make_verdict(Outcome.REGRESSION, delta=0.0831, low=0.06, high=0.1)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_has_a_place_in_the_order_of_tests(outcome):
+    test = make_test("a::b", "failed", Case("c", (make_verdict(outcome), FAILED)))
+    assert failing_first(make_report(test)) == [0]
 
 
 def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
