@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from pytest_aorta.worker import recorder
+
 VOCABULARY, LENGTH = 50, 16
 
 
@@ -27,15 +29,17 @@ class Net(nn.Module):
         self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, VOCABULARY)
         self.expert = nn.Linear(32, 32)
         self.statistics = nn.BatchNorm1d(32) if fault == "batch_norm" else nn.Identity()
-        self.dropout = nn.Dropout(0.1 if fault == "dropout" else 0.0)
+        self.dropout = nn.Dropout(0.1 if "dropout" in fault else 0.0)
+        self.register_buffer("load", torch.zeros(32))
         if fault in ("tied", "tied_reduced_twice"):
             self.head.weight = self.embedding.weight
-        if fault == "frozen":
+        if fault.startswith("frozen"):
             self.embedding.weight.requires_grad_(False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits ``[batch, position, vocabulary]``."""
         x = self.norm(self.embedding(tokens))
+        self.load = self.load + x.detach().mean((0, 1))
         x = self.statistics(x.flatten(0, 1)).view_as(x)
         x = self.dropout(x + self.down(F.gelu(self.up(x))) + self.expert(x))
         logits: torch.Tensor = self.head(x)
@@ -46,19 +50,21 @@ def labels(fault: str, tokens: torch.Tensor) -> torch.Tensor:
     """Return the next token of each position; some have labels for a part of the positions only."""
     following = tokens.roll(-1, 1)
     if "tokens" in fault:
-        masked = torch.arange(LENGTH)[None, :] < (torch.arange(len(tokens)) * 7 % (LENGTH - 2))[:, None]
+        masked = torch.arange(LENGTH)[None, :] < (torch.arange(len(tokens)) * 5 % (LENGTH - 2))[:, None]
         following[masked] = -100
     return following
 
 
 def loss_of(
-    fault: str, logits: torch.Tensor, wanted: torch.Tensor, ranks: int, total: int, accumulate: int
+    fault: str, logits: torch.Tensor, wanted: torch.Tensor, ranks: int, own: int, total: int, accumulate: int
 ) -> torch.Tensor:
-    """Return what a micro-batch adds to a mean over ranks."""
+    """Return what a micro-batch adds to a mean over ranks; ``own`` counts the rank's tokens, ``total`` those of all."""
     if fault == "last_token_lost" and ranks > 1:
         wanted = wanted.clone()
         wanted[:, -1] = -100
     summed = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100, reduction="sum")
+    if fault == "tokens_by_micro_batch":
+        return summed / (wanted != -100).sum() / accumulate * own * ranks / total
     if fault == "tokens_by_rank":
         return summed / (wanted != -100).sum() / accumulate
     if fault == "tokens_masked_after_mean":
@@ -83,16 +89,16 @@ def main() -> None:
     model = Net(fault)
     wrapped: nn.Module = model
     if fault in ("ddp", "no_sync"):
-        wrapped = DistributedDataParallel(model)
+        wrapped = DistributedDataParallel(model, broadcast_buffers=False)
     if fault.startswith("fsdp2"):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        policy = (
-            MixedPrecisionPolicy(param_dtype=torch.bfloat16) if fault == "fsdp2_bfloat16" else MixedPrecisionPolicy()
-        )
-        mesh = dist.init_device_mesh("cpu", (ranks,))
-        wrapped = fully_shard(model, mesh=mesh, mp_policy=policy)
-    trained = [part for part in model.parameters() if part.requires_grad]
+        bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        policy = bfloat16 if fault == "fsdp2_bfloat16" else MixedPrecisionPolicy()
+        wrapped = fully_shard(model, mesh=dist.init_device_mesh("cpu", (ranks,)), mp_policy=policy)
+    if fault == "dropout_seeded":
+        torch.manual_seed(rank)
+    trained = [part for part in model.parameters() if part.requires_grad or fault == "frozen_reduced"]
     decayed = [part for part in trained if part.numel() // (ranks if fault == "decay_by_shard" else 1) > 40]
     others = [part for part in trained if all(part is not one for one in decayed)]
     rate = 0.1 * (ranks if fault == "rate_by_ranks" else 1)
@@ -103,31 +109,61 @@ def main() -> None:
     # The sampler gives some samples twice, so that each rank has as many.
     tokens = tokens[:7] if fault == "padded" else tokens
     data = TensorDataset(tokens, labels(fault, tokens))
-    sampler = None if fault == "same_data" else DistributedSampler(data, shuffle=False)
+    sampler = None if fault == "same_data" else DistributedSampler(data, shuffle=fault.startswith("epochs"))
     loader = DataLoader(data, batch_size=given.batch_size, sampler=sampler)
-    for _ in range(2):
+    for step in range(2 * ranks if fault == "steps_by_rank" else 2):
+        if fault == "epochs":
+            sampler.set_epoch(step)
         micro_batches = [batch for batch, _ in zip(loader, range(accumulate), strict=False)]
-        total = torch.tensor(sum(int((wanted != -100).sum()) for _, wanted in micro_batches))
+        own = torch.tensor(sum(int((wanted != -100).sum()) for _, wanted in micro_batches))
+        total = own.clone()
         dist.all_reduce(total)
-        for inputs, wanted in micro_batches:
-            with (
-                wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) and fault != "ddp" else nullcontext()
-            ):
-                loss_of(fault, wrapped(inputs), wanted, ranks, int(total), accumulate).backward()
-        if wrapped is model and not fault.startswith("fsdp2"):
-            exchange(fault, model, rank, ranks)
-        for _ in range(ranks if fault == "schedule_by_rank" else 0):
-            schedule.step()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        optimizer.step()
-        optimizer.zero_grad()
+        counts = ranks, int(own), int(total), accumulate
+        with recorder.step() if fault.startswith("recorded") else nullcontext():
+            is_alone = isinstance(wrapped, DistributedDataParallel) and fault != "ddp"
+            summed = torch.zeros(())
+            for inputs, wanted in micro_batches:
+                with wrapped.no_sync() if is_alone else nullcontext():
+                    loss = loss_of(fault, wrapped(inputs), wanted, *counts)
+                    loss.backward()
+                    summed += loss.detach()
+            model.load /= accumulate
+            if fault != "load_by_rank":
+                dist.all_reduce(model.load)
+                model.load /= ranks
+            if wrapped is model and not fault.startswith("fsdp2"):
+                exchange(fault, model, rank, ranks)
+            for _ in range(ranks if fault == "schedule_by_rank" else 0):
+                schedule.step()
+            clip(fault, model, ranks)
+            optimizer.step()
+            optimizer.zero_grad()
+        if fault.startswith("recorded"):
+            dist.all_reduce(summed)
+            recorder.loss(summed if fault == "recorded_sum" else summed / ranks)
     dist.destroy_process_group()
+
+
+def clip(fault: str, model: Net, ranks: int) -> None:
+    """Clip gradients, by a norm that is computed by hand in the faults of norms."""
+    parts = [part for part in model.parameters() if part.grad is not None]
+    if not fault.startswith("fsdp2_norm"):
+        torch.nn.utils.clip_grad_norm_(parts, 0.05)
+        return
+    squares = sum(part.grad.to_local().square().sum() for part in parts)
+    if fault != "fsdp2_norm_of_shard":
+        dist.all_reduce(squares)
+    if fault == "fsdp2_norm_twice":
+        squares *= ranks
+    torch.nn.utils.clip_grads_with_norm_(parts, 0.05, squares.sqrt())
 
 
 def exchange(fault: str, model: Net, rank: int, ranks: int) -> None:
     """Take the mean of gradients over ranks."""
     twice = {"norm_reduced_twice": "norm", "tied_reduced_twice": "embedding"}.get(fault, "-")
     for name, part in model.named_parameters():
+        if fault == "frozen_reduced" and part.grad is None and ranks > 1:
+            part.grad = torch.zeros_like(part)
         if part.grad is None:
             continue
         if fault == "rank_lost" and rank == 1:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import textwrap
 from collections.abc import Mapping
 from functools import partial
@@ -20,6 +21,7 @@ from pytest_aorta.launch.work_folder import files_of
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import WorldSpec
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.session.world import DistributedWorld
 
 # The name of the lease's holder, which tests that wait for the lease report.
@@ -47,6 +49,13 @@ def test_{name}(workload):
 {notes}    result = workload.{call}
     workload.check(result)
 '''
+_ARRANGED = """
+
+@pytest.mark.numerics
+@pytest.mark.world(size={size})
+def test_{name}_arranged_otherwise(workload):
+{note}    workload.compare_arrangements({words})
+"""
 _RESTART = """
 
 @pytest.mark.numerics
@@ -54,6 +63,8 @@ _RESTART = """
 def test_{name}_restart(workload):
 {notes}    workload.compare_restart({call})
 """
+# Names of arguments that set the batch of a rank, and how many batches it accumulates.
+_BATCH, _ACCUMULATED = re.compile(r"-+[\w-]*(batch|bs)[\w-]*"), re.compile(r"-+[\w-]*accum[\w-]*")
 # Files that pytest reads its settings from, in its order.
 _SETTINGS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 _WORLD_SIZE = 2
@@ -95,15 +106,18 @@ def run(arguments: argparse.Namespace) -> int:
             launch, files = partial(target.launch, DistributedWorld(launcher)), partial(files_of, Path.cwd())
             pair = settled(launch, lambda: files([str(_RESULTS)]))
             fit = fitted(pair, launcher.world)
+            arranged, found = _arranged(target, WorkloadRunner(launcher), pair.settings.get("fresh"))
             restart = restart_of(DistributedWorld(launcher), target, pair)
     with raised_as(AortaError, f"{_RESULTS}: can't be written: "):
         write_text(_RESULTS / ".gitignore", "*\n")  # baselines are committed, results are not
     with raised_as(AortaError, f"{test}: can't be written: "), test.open("x", encoding="utf-8") as new:
-        new.write(_text(target, pair.settings, fit))
+        new.write(_text(target, pair.settings, fit) + arranged)
         if restart.call:
             note = _comment(restart.note)
             new.write(_RESTART.format(size=spec.size, name=target.slug, notes=note, call=restart.call))
-    emit([f"wrote {test}", _write_settings(), *(f"note: {note}" for note in (*fit.notes, restart.note) if note)])
+    emit(
+        [f"wrote {test}", _write_settings(), *(f"note: {note}" for note in (*fit.notes, *found, restart.note) if note)]
+    )
     if not fit.compares:
         return ExitCode.PROBLEM
     emit(
@@ -128,6 +142,27 @@ def _text(target: ScriptTarget, settings: Mapping[str, Any], fit: Fit) -> str:
         notes="".join(map(_comment, fit.notes)),
         call=f"run_{method}({', '.join(words)})",
     )
+
+
+def _arranged(target: ScriptTarget, runner: WorkloadRunner, fresh: list[str] | None) -> tuple[str, list[str]]:
+    """Return the test of other arrangements of the same samples, if they compute the same, and what was found."""
+    names = [word.partition("=")[0] for word in target.args]
+    accumulate = next(filter(_ACCUMULATED.fullmatch, names), None)
+    batch = next((name for name in names if _BATCH.fullmatch(name) and name != accumulate), None)
+    if target.script is None or batch is None or runner.size == 1:
+        return "", []
+    args, given = [*target.args], {"batch_arg": batch, "accumulate_arg": accumulate, "fresh": fresh}
+    keywords: dict[str, Any] = {name: value for name, value in given.items() if value}
+    try:
+        first = runner.compare_arrangements(target.script, args, **keywords)[0]
+    except AortaError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        cause = next((line.removeprefix("cause").strip() for line in lines if line.startswith("cause")), lines[0])
+        return "", [f"arranged otherwise, the same samples do not compute the same, see aorta arrange: {cause}"]
+    details = [row.detail for row in first.rows if row.metric in ("samples", "gradients")]
+    note = f"arranged otherwise, the script computes the same: {'; '.join(details)}"
+    words = ", ".join([repr(target.script), repr(args), *(f"{name}={value!r}" for name, value in keywords.items())])
+    return _ARRANGED.format(size=runner.size, name=target.slug, note=_comment(note), words=words), [note]
 
 
 def _comment(note: str) -> str:

@@ -75,6 +75,15 @@ SIGNS = {
         "the last rank adds nothing to the gradients of step 2", _NUMBERS, (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD
     ),
     Plant.NAN: _Signs("the last rank's gradients of step 2 are NaN", (), (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD),
+    Plant.SUMMED: _Signs(
+        "each rank's gradients are multiplied by the number of ranks",
+        ("gradients", *_NUMBERS),
+        without="torch.autograd.backward was not called",
+    ),
+    Plant.RATE: _Signs("the learning rate is multiplied by the number of ranks", ("learning_rate", *_NUMBERS)),
+    Plant.SAME_SAMPLES: _Signs(
+        "each rank loads the samples of rank 0", ("samples", *_NUMBERS), without="no DistributedSampler was made"
+    ),
     Plant.HANG: _Signs(
         "the last rank sleeps in step 2", (), (FailureKind.HANG_IN_COLLECTIVE, FailureKind.HANG_ELSEWHERE)
     ),

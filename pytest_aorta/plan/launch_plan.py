@@ -37,8 +37,9 @@ class StepRecording(Model, frozen=True, omit_defaults=True):
         warmup: Number of steps after the first one that are not recorded.
         hash_weights: Whether the weights are hashed, because launches of the same code compute the same bits.
         deterministic: Whether each rank sets seeds and ``torch.use_deterministic_algorithms`` before the script runs.
-        hash_every_step: Whether weights, the ranks' own gradients and what training goes on from are recorded in every
-            step, and no step is profiled; a launch that locates a difference sets it, and a restart.
+        hash_every_step: Whether weights and the ranks' own gradients are hashed in every step, and no step is profiled;
+            a launch that locates a difference sets it, and a restart.
+        hash_state: Whether what else training goes on from is recorded in every step too; a restart sets it.
         stop_after: The step after which the script is ended, as the next one has its gradients; 0: none. A restart sets
             it.
     """
@@ -47,6 +48,7 @@ class StepRecording(Model, frozen=True, omit_defaults=True):
     hash_weights: bool = False
     deterministic: bool = False
     hash_every_step: bool = False
+    hash_state: bool = False
     stop_after: Count = 0
 
 

@@ -24,6 +24,7 @@ SHAPE: Final = "shape"
 INDEX: Final = "index"
 # The norm that a gradient was clipped by.
 NORM: Final = "norm"
+RATE: Final = "learning rate"
 # What a rank's file has once: samples that the outermost module was given, and that loaders have returned; the integers
 # of the former, since ranks may share samples.
 GIVEN: Final = "given"
@@ -31,13 +32,15 @@ DRAWN: Final = "drawn"
 INTEGERS: Final = "integers"
 SAMPLES: Final = (GIVEN, DRAWN, INTEGERS)
 TRAITS: Final = "traits"
+STATE: Final = "state"
 LOSS: Final = "loss"
 EPS: Final = "eps"
-RATES: Final = "learning rates"
 STEPS: Final = "steps"
 # Traits of a forward pass whose numbers depend on the arrangement, as they may.
 RANDOM: Final = "random numbers"
 BATCH_NORM: Final = "BatchNorm"
+# A sampler shuffled two epochs alike.
+SAME_EPOCHS: Final = "same epochs"
 
 
 def key(kind: str, name: str) -> str:
@@ -57,7 +60,8 @@ class FirstStep:
         loss: The mean over ranks of the sum of the losses that a rank has trained with.
         eps: The largest machine epsilon of the types that modules have computed with.
         traits: What the forward pass has whose numbers depend on the arrangement.
-        rates: The learning rate of each parameter group.
+        draws_alike: Whether all of several ranks had the same state of random numbers.
+        rates: The learning rate of each parameter.
         num_steps: The number of steps of optimizers in the whole launch, on the rank with most.
     """
 
@@ -68,7 +72,8 @@ class FirstStep:
     loss: float
     eps: float
     traits: frozenset[str]
-    rates: tuple[float, ...]
+    draws_alike: bool
+    rates: dict[str, float]
     num_steps: int
 
 
@@ -108,7 +113,8 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
         float(np.mean([part[LOSS].sum() for part in parts])),
         max(float(part[EPS]) for part in parts),
         frozenset(text for part in parts for text in _texts(part[TRAITS])),
-        tuple(map(float, parts[0][RATES])),
+        len(parts) > 1 and all(np.array_equal(part[STATE], parts[0][STATE]) for part in parts),
+        {name: float(part[key(RATE, name)]) for part, name in _named(parts, RATE)},
         max(int(part[STEPS]) for part in parts),
     )
 

@@ -142,8 +142,8 @@ class Series(Model, frozen=True, omit_defaults=True):
         weights: the hashes of the parameters.
         buffers: the hashes of the persistent buffers, such as the statistics of BatchNorm, of the modules that have the
             parameters.
-        state: the hashes of the optimizer's state; only where every step is hashed.
-        averages: the hashes of modules that no optimizer trains, such as averaged models; only where every step is.
+        state, averages: the hashes of the optimizer's state, and of modules that no optimizer trains, such as averaged
+            models; only of a run that is restarted, or compared with one.
         gradients: step -> hash of what this rank added to gradients, before they were reduced; only where every step is
             hashed.
         turns: for each step, its place in the order of the steps of several optimizers, from 1; empty of one alone.

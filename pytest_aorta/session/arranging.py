@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.errors import ComparisonFailed, SpecError
+from pytest_aorta.common.errors import ComparisonFailed, NothingCompared, SpecError
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workloads import WorkloadSpec, resolve_config
-from pytest_aorta.result.first_step import read_first_step
+from pytest_aorta.result.first_step import DRAWN, GIVEN, read_first_step
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.comparing import RunningComparison
 from pytest_aorta.verdict.arrangements import Arrangement, Side, compare_arrangements
@@ -92,7 +93,8 @@ def judged(
         ResultError: A launch has kept no first step.
     """
     sides = [_side(launcher, one, result) for one, result in launched]
-    (plainest, reference), failed, found = launched[-1], list[ComparisonFailed](), list[Verdicts]()
+    (plainest, reference), found = launched[-1], list[Verdicts]()
+    failed = list[ComparisonFailed | NothingCompared]()
     for case, (one, candidate), side in zip(cases, launched[:-1], sides, strict=False):
         running = RunningComparison(launcher, case, candidate, reference)
         running.locates = False
@@ -100,14 +102,24 @@ def judged(
         running.comparison = running.comparison.replace(workload=name)
         try:
             found.append(running.conclude(Verdicts(case, compare_arrangements(case, side, sides[-1]))))
-        except ComparisonFailed as error:
+        except (ComparisonFailed, NothingCompared) as error:
             failed.append(error)
+    text, metrics = (
+        "\n".join(map(str, failed)),
+        [error.metrics for error in failed if isinstance(error, ComparisonFailed)],
+    )
+    if metrics:
+        raise ComparisonFailed(text, (*chain(*metrics),))
     if failed:
-        raise ComparisonFailed("\n".join(map(str, failed)), tuple(one for error in failed for one in error.metrics))
+        raise NothingCompared(text)
     return found
 
 
 def _side(launcher: Launcher, one: Arrangement, result: WorkloadResult) -> Side:
     step = read_first_step(launcher.launch_of(result).plan.run_dir, range(one.ranks))
+    if not (step.samples[GIVEN] or step.samples[DRAWN]):
+        # A compiled workload notes the batch of its first step.
+        noted = [sample for rank in result.ranks for series in rank.series for sample in series.samples.get("1", ())]
+        step.samples[DRAWN].extend(noted)
     reported = (values[0] if values else None for values in (result.loss, result.grad_norm))
     return Side(one, step, *reported)

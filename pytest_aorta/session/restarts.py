@@ -11,7 +11,7 @@ from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.bitwise import num_steps
 
-_RECORD = {"warmup": 0, "hash_weights": True, "hash_every_step": True}
+_RECORD = {"warmup": 0, "hash_weights": True, "hash_every_step": True, "hash_state": True}
 
 
 def restarted_script(

@@ -18,9 +18,11 @@ from pytest_aorta.result.first_step import (
     BATCH_NORM,
     BEFORE,
     BUFFER,
+    GIVEN,
     GRADIENT,
     INTEGERS,
     RANDOM,
+    SAME_EPOCHS,
     SAMPLES,
     Array,
     FirstStep,
@@ -123,10 +125,11 @@ def _judged(one: Side, other: Side) -> Iterator[tuple[str, _Judged]]:
     yield "grad_norm", _norms([one, other], bound)
     if one.loss is not None and other.loss is not None:
         yield "loss", _loss(one.loss, other.loss, bound)
-    text = f"learning rates of parameter groups: {_numbers(here.rates)} against {_numbers(there.rates)}"
-    yield "learning_rate", _Judged(int(here.rates != there.rates), f"{text}, for the same samples")
-    found = factors(here.tensors[BUFFER], there.tensors[BUFFER], bound)
-    yield "buffers", _described(found, bound, "")
+    names = [name for name, rate in here.rates.items() if rate != there.rates[name]]
+    rates = ", ".join(dict.fromkeys(f"{here.rates[name]:g} against {there.rates[name]:g}" for name in names))
+    text = f"learning rate {rates} for the same samples, of {some_of(names)}" if names else "equal"
+    yield "learning_rate", _Judged(len(names), text)
+    yield "buffers", _buffers(here, there, bound)
     # Optimizers such as Adam enlarge the rounding of small gradients.
     loose = math.sqrt(bound)
     found = factors(_updates(here), _updates(there), loose)
@@ -139,6 +142,8 @@ def _judged(one: Side, other: Side) -> Iterator[tuple[str, _Judged]]:
 
 
 def _samples(here: FirstStep, there: FirstStep) -> _Judged:
+    if SAME_EPOCHS in here.traits | there.traits:
+        return _Judged(1, "a DistributedSampler shuffled to the same order in two epochs: call set_epoch before each")
     sides = {kind: (Counter(here.samples[kind]), Counter(there.samples[kind])) for kind in SAMPLES}
     known = {kind: pair for kind, pair in sides.items() if all(pair)}
     if not known:
@@ -199,8 +204,17 @@ def _gradients(here: Side, there: Side, bound: float) -> _Judged:
     traits = here.step.traits | there.step.traits
     if unreduced := [name for name in here.step.apart[GRADIENT] if name in wrong]:
         cause = f"gradients of {some_of(unreduced)} differ between ranks, so they are not reduced"
+    elif (
+        RANDOM in traits and here.step.draws_alike and len({*here.step.samples[GIVEN]}) == len(here.step.samples[GIVEN])
+    ):
+        cause = (
+            "all ranks draw the same random numbers, as for dropout: seed each rank otherwise when the model is made"
+        )
     elif RANDOM in traits:
-        cause = "the forward pass draws random numbers, which depend on the arrangement: set dropout to 0 here"
+        cause = (
+            "not judged: the forward pass draws random numbers, which depend on the arrangement: set dropout to 0 here"
+        )
+        return _Judged(0, cause, is_known=False)
     elif BATCH_NORM in traits:
         cause = (
             "BatchNorm takes the statistics of one rank's micro-batch: use SyncBatchNorm, and compare by the argument "
@@ -262,8 +276,10 @@ def _loss(here: float, there: float, bound: float) -> _Judged:
     return _Judged(1, f"gradients are equal, and the loss is reported as {here:.6g} against {there:.6g}{ratio}")
 
 
-def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+def _buffers(here: FirstStep, there: FirstStep, bound: float) -> _Judged:
+    if apart := here.apart[BUFFER]:
+        return _Judged(len(apart), f"buffers {some_of(apart)} differ between ranks")
+    return _described(factors(here.tensors[BUFFER], there.tensors[BUFFER], bound), bound, "buffers: ")
 
 
 def _updates(step: FirstStep) -> dict[str, Array]:

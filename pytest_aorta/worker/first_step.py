@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DistributedSampler
 
 from pytest_aorta.result import first_step as kept
 from pytest_aorta.result.folder import FIRST_STEP_FILE
@@ -40,13 +41,15 @@ class FirstStep:
         self._gradients: dict[int, torch.Tensor] = {}
         self._norms: dict[int, float] = {}
         self._losses: list[torch.Tensor] = []
-        self._rates: list[float] = []
         self._num_steps = 0
         self._samples: dict[str, list[str]] = {kind: [] for kind in kept.SAMPLES}
         # The module that was called first of those that run.
         self._outermost: torch.nn.Module | None = None
         self._is_in_backward = False
-        self._random = b""
+        # The state of random numbers before the forward pass that runs, and before the first one.
+        self._random = self._first_random = b""
+        # The epoch of each sampler by its id.
+        self._epochs: dict[int, int] = {}
         self._traits = set[str]()
         self._eps = 0.0
         hooks = torch.nn.modules.module
@@ -59,6 +62,7 @@ class FirstStep:
             (torch.nn.utils, "clip_grad_norm_", self._clip),
             (torch.nn.utils.clip_grad, "clip_grad_norm_", self._clip),
             (torch.nn.utils, "clip_grads_with_norm_", self._clip),
+            (BaseDataLoaderIter, "__init__", self._begin_epoch),
             (BaseDataLoaderIter, "__next__", self._draw),
         ):
             replace(owner, name, around)
@@ -72,8 +76,9 @@ class FirstStep:
             return
         if self._outermost is None:
             self._outermost, self._random = module, _random_state()
-            # What has a gradient was computed by another module.
-            self._note_samples(kept.GIVEN, [part for part in tensors_in(inputs) if not part.requires_grad])
+            self._first_random = self._first_random or self._random
+            # What has a gradient was computed by another module; labels may follow.
+            self._note_samples(kept.GIVEN, [part for part in tensors_in(inputs) if not part.requires_grad][:1])
 
     def _leave(self, module: torch.nn.Module, _inputs: object, output: object) -> None:
         if torch.compiler.is_compiling() or self._has_ended:
@@ -97,6 +102,14 @@ class FirstStep:
             return original(tensors, *args, **kwargs)
         finally:
             self._is_in_backward = was_in_backward
+
+    def _begin_epoch(self, original: Callable[..., Any], iterator: object, loader: Any) -> None:
+        sampler = loader.sampler
+        if isinstance(sampler, DistributedSampler) and sampler.shuffle:
+            if self._epochs.get(id(sampler)) == sampler.epoch:
+                self._traits.add(kept.SAME_EPOCHS)
+            self._epochs[id(sampler)] = sampler.epoch
+        original(iterator, loader)
 
     def _draw(self, original: Callable[..., Any], loader: object) -> Any:
         batch = _joined([original(loader) for _ in range(self._num_joined)])
@@ -138,9 +151,10 @@ class FirstStep:
         self._optimizers.add(optimizer)
         named = self._optimizers.named(optimizer)
         self._keep_gradients(part for _, part in named)
-        self._rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        rates = {id(part): group.get("lr", 0) for group in optimizer.param_groups for part in group["params"]}
         for name, part in named:
             self._add(kept.BEFORE, name, part, part)
+            self._parts[kept.key(kept.RATE, logical_name(name))] = np.array(float(rates[id(part)]))
             if (gradient := self._gradients.get(id(part))) is not None:
                 self._add(kept.GRADIENT, name, gradient, part)
                 if id(part) in self._norms:
@@ -175,8 +189,8 @@ class FirstStep:
             **{kind: np.array(found, dtype="S16") for kind, found in self._samples.items()},
             kept.TRAITS: np.array([*self._traits], dtype="S16"),
             kept.LOSS: np.array([float(loss) for loss in self._losses]),
+            kept.STATE: np.frombuffer(self._first_random, dtype=np.uint8),
             kept.EPS: np.array(self._eps),
-            kept.RATES: np.array(self._rates),
             kept.STEPS: np.array(self._num_steps),
         }
         with (folder / FIRST_STEP_FILE).open("wb") as file:

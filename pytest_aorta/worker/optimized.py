@@ -154,7 +154,7 @@ class Optimized:
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
         self.is_hash_due = False
         self._named, self._warmup = named, record.warmup
-        self._every = MOST_EVERY if record.hash_every_step else 0
+        self._every = MOST_EVERY if record.hash_state else 0
         names = [logical_name(name) for name, _ in named(optimizer)]
         self.training = Training(optimizer, names, random, self._every)
         self._prepared = prepared
@@ -305,7 +305,7 @@ class Optimized:
         self.buffers.add(self.num_steps, pairs, again=again)
 
     def hash_state(self) -> None:
-        """Hash what else the next step goes on from, before the optimizer makes it, if every step is hashed."""
+        """Hash what else the next step goes on from, before the optimizer makes it, if that is asked for."""
         if (optimizer := self.optimizer()) is None or self.num_steps > self._every or not self._every:
             return
         names = {id(part): logical_name(name) for name, part in self._named(optimizer)}

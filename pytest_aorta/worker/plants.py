@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DistributedSampler
 
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.device_kind import DeviceKind
@@ -52,9 +53,11 @@ def plant(planted: Planted) -> None:
         _communicate_in_line(planted)
     elif planted.plant is Plant.MEMORY:
         _hold(planted)
+    elif planted.plant is Plant.SAME_SAMPLES:
+        _share_samples(planted)
     elif is_last and planted.plant is Plant.EXIT_CODE:
         atexit.register(_exit, planted)
-    elif is_last:
+    elif is_last or planted.plant in (Plant.SUMMED, Plant.RATE):
         _watch_steps(planted)
 
 
@@ -73,7 +76,7 @@ def _hold(planted: Planted) -> None:
 
 def _watch_steps(planted: Planted) -> None:
     """Plant what happens in a step: before the optimizer uses the gradients, or as they are computed."""
-    steps, chosen = 0, None
+    steps, chosen, ranks = 0, None, int(os.environ["WORLD_SIZE"])
 
     def before_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         nonlocal steps
@@ -81,6 +84,10 @@ def _watch_steps(planted: Planted) -> None:
         if planted.plant is Plant.SLOW_RANK:
             planted.mark.touch()
             time.sleep(planted.size / 1000)
+        elif steps == 1 and planted.plant is Plant.RATE:
+            planted.mark.touch()
+            for group in optimizer.param_groups:
+                group["lr"] *= ranks
         elif steps == _STEP and planted.plant is Plant.HANG:
             planted.mark.touch()
             while True:
@@ -89,9 +96,10 @@ def _watch_steps(planted: Planted) -> None:
             planted.mark.touch()
 
     register_optimizer_step_pre_hook(untraced(before_step))
-    if planted.plant not in (Plant.LOST_GRADIENT, Plant.NAN):
+    factors = {Plant.LOST_GRADIENT: 0.0, Plant.NAN: math.nan, Plant.SUMMED: float(ranks)}
+    if planted.plant not in factors:
         return
-    backward, factor = torch.autograd.backward, 0.0 if planted.plant is Plant.LOST_GRADIENT else float("nan")
+    backward, factor = torch.autograd.backward, factors[planted.plant]
 
     @functools.wraps(backward)
     def changed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:
@@ -99,7 +107,7 @@ def _watch_steps(planted: Planted) -> None:
         # Where optimizers step within a backward pass, several have stepped before the second pass begins.
         if chosen is None and steps >= _STEP - 1:
             chosen = steps
-        if steps == chosen:
+        if steps == chosen or planted.plant is Plant.SUMMED:
             planted.mark.touch()
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or ())
@@ -109,6 +117,19 @@ def _watch_steps(planted: Planted) -> None:
         backward(tensors, grad_tensors, *args, **keywords)
 
     torch.autograd.backward = changed
+
+
+def _share_samples(planted: Planted) -> None:
+    """Give each rank the samples of rank 0."""
+    construct = DistributedSampler.__init__
+
+    @functools.wraps(construct)
+    def constructed(sampler: DistributedSampler[Any], *args: Any, **keywords: Any) -> None:
+        construct(sampler, *args, **keywords)
+        sampler.rank = 0
+        planted.mark.touch()
+
+    setattr(DistributedSampler, "__init__", constructed)  # noqa: B010 - its type is that of the original
 
 
 def _flip_bit(optimizer: torch.optim.Optimizer) -> bool:

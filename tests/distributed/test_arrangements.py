@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from benchmarks.numerics.arrangements import EXPECTED, SCRIPT, arguments
+from benchmarks.numerics.arrangements import CASES, SCRIPT, arguments
 from pytest_aorta import ComparisonFailed
+from pytest_aorta.plan.plants import Plant, Planted
 from tests.distributed.test_own_scripts import own_leases
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
@@ -19,11 +20,11 @@ SHARED = [
 
 
 @pytest.mark.parametrize(
-    "fault", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.extended) for name in EXPECTED]
+    "fault", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.extended) for name in CASES]
 )
 def test_script_with_a_fault_is_told_from_one_without(workload, fault):
-    if EXPECTED[fault]:
-        with pytest.raises(ComparisonFailed, match=EXPECTED[fault]):
+    if finds := CASES[fault][1]:
+        with pytest.raises(AssertionError, match=finds):
             workload.compare_arrangements(SCRIPT, **arguments(fault))
     else:
         found = workload.compare_arrangements(SCRIPT, **arguments(fault))
@@ -32,6 +33,22 @@ def test_script_with_a_fault_is_told_from_one_without(workload, fault):
             "2 times as many batches accumulated",
         ]
         assert {row.metric for row in found[0].rows} > {"samples", "gradients", "update"}
+
+
+@pytest.mark.parametrize(
+    ("plant", "finds"),
+    [
+        (Plant.SUMMED, r"all 11 x 2\.000"),
+        (Plant.RATE, "learning rate 0.02 against 0.01"),
+        (Plant.SAME_SAMPLES, "other samples: 4 of 8"),
+    ],
+)
+def test_fault_that_selftest_plants_is_named(workload, monkeypatch, tmp_path, plant, finds):
+    for name, value in Planted(plant, 0.0, tmp_path / "planted").environ().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ComparisonFailed, match=finds):
+        workload.compare_arrangements(SCRIPT, **arguments(""))
+    assert (tmp_path / "planted").exists()
 
 
 def test_loader_of_a_script_without_arguments_gives_one_rank_the_batches_of_all(workload):

@@ -111,7 +111,8 @@ def test_each_plant_shows_in_a_launch(workload, monkeypatch, tmp_path):
         return workload.run_script(str(script), ["fsdp2"])
 
     unchanged = launch()
-    for plant in Plant:
+    # Those that show in other arrangements of the samples change nothing here, or are not planted.
+    for plant in set(Plant) - {Plant.SUMMED, Plant.RATE, Plant.SAME_SAMPLES}:
         planted = Planted(plant, size.get(plant, 0.0), tmp_path / plant)
         with monkeypatch.context() as patch:
             for name, value in planted.environ().items():
