@@ -17,6 +17,10 @@ _CONTINUE = (
     *("from step", "at step", "the same samples", "other samples", "after the first loss", "when the optimizer"),
     *("with equal weights", "gradient norm", "{('augmentation'", "the hosts are late", "rank {self.rank} arrives last"),
     *("{num_hot}", "the launch", "new {family}", "gone {family}", "{family}", "{text}, ", "straggler's", "rest {rest"),
+    # What the device did, and what was not compared, is no edit.
+    *("GPUs throttled", "launch {number}:", "{len(hot)} of the", "the SM clock", "costs of a step are not"),
+    *("the step's graph of streams is not", "the step's graph of streams does not show", "buffers are not compared"),
+    *("{row.metric}: the change can't be split", "the {row.reference} has graphs"),
     *("exposed communication", "device idle", "no compute", "the {now.stream}"),
 )
 
@@ -87,14 +91,6 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("the host is the bottleneck", "`.item()`, Python in the loop", "the host's profile"),
             Meaning("{key} is {launch", "a choice of `setup()`", "the config"),
             Meaning("the step's graph of streams is unchanged", "kernels, or the machine", "clocks, load"),
-            Meaning("GPUs throttled", "none: the device", "[throttled launches](gpus.md#throttled-launches)"),
-            Meaning("launch {number}:", "none: the device", "the same"),
-            Meaning("{len(hot)} of the", "none: the baseline's device", "record again"),
-            Meaning("the SM clock", "none: the device", "power, clocks"),
-            Meaning("costs of a step are not", "none", "the named reason"),
-            Meaning("the step's graph of streams is not", "none", "the named reason"),
-            Meaning("the step's graph of streams does not show", "none", "[overlap](overlap.md)"),
-            Meaning("buffers are not compared", "none: an older baseline", "record again"),
         ),
     ),
     "schedules": (
@@ -106,7 +102,6 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("waits for", "a wait in front of a collective", "prefetch, `wait()`, `synchronize()`"),
             Meaning("is awaited by", "a wait too early", "`reshard_after_forward`, `wait()`"),
             Meaning("is exposed for", "less compute beside it", "order of layers, bucket sizes"),
-            Meaning("the {row.reference} has graphs", "none: other ranks were recorded", "record again"),
         ),
     ),
 }

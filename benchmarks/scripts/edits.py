@@ -30,7 +30,7 @@ from pytest_aorta.common.text import brief
 
 PAGE = HERE.parents[1] / "docs/edits.md"
 _RIGHT, _SILENT, _WRONG = "right", "silent", "WRONG"
-_LONGEST = 48
+_LONGEST = 56
 _LEAST_RIGHT = 0.85
 _TEST = """
 import pytest
