@@ -146,7 +146,7 @@ def _text(target: ScriptTarget, settings: Mapping[str, Any], fit: Fit) -> str:
 
 def _arranged(target: ScriptTarget, runner: WorkloadRunner, fresh: list[str] | None) -> tuple[str, list[str]]:
     """Return the test of other arrangements of the same samples, if they compute the same, and what was found."""
-    names = [word.partition("=")[0] for word in target.args]
+    names = re.findall(r"(?:^|\s)(-[\w-]+)[=\s]\d+(?!\S)", " ".join(target.args))
     accumulate = next(filter(_ACCUMULATED.fullmatch, names), None)
     batch = next((name for name in names if _BATCH.fullmatch(name) and name != accumulate), None)
     if target.script is None or batch is None or runner.size == 1:
@@ -158,7 +158,7 @@ def _arranged(target: ScriptTarget, runner: WorkloadRunner, fresh: list[str] | N
     except AortaError as error:
         lines = [line.strip() for line in str(error).splitlines()]
         cause = next((line.removeprefix("cause").strip() for line in lines if line.startswith("cause")), lines[0])
-        return "", [f"arranged otherwise, the same samples do not compute the same, see aorta arrange: {cause}"]
+        return "", [f"the script arranged otherwise was not found to compute the same, see aorta arrange: {cause}"]
     details = [row.detail for row in first.rows if row.metric in ("samples", "gradients")]
     note = f"arranged otherwise, the script computes the same: {'; '.join(details)}"
     words = ", ".join([repr(target.script), repr(args), *(f"{name}={value!r}" for name, value in keywords.items())])
