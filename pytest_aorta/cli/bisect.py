@@ -70,9 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     emit([f"{counted(len(commits), 'commit')} after {good[:12]}, up to {bad[:12]}"])
     sys.stdout.flush()
     search = SearchRequest((good, bad), tuple(arguments.setup), arguments.metric)
-    marks = {"tolerance": tolerances} if tolerances else {}
     with tempfile.TemporaryDirectory(prefix="aorta-bisect-") as folder:
-        code, found = run_pytest(arguments.args, Path(folder), shows_output=True, marks=marks, search=search)
+        code, found = run_pytest(arguments.args, Path(folder), shows_output=True, search=search, tolerances=tolerances)
     if arguments.result:
         write_json(arguments.result, to_builtins(found.search))
     return code

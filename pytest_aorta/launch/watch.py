@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_aorta.common.text import counted
 from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
@@ -33,42 +32,14 @@ class LaunchState:
     """Progress of a launch.
 
     Attributes:
-        name: The launch's name, followed by the A/B reference's name if there is one.
-        num_ranks: Number of ranks.
-        started: Number of ranks that have started.
-        steps: Measured steps that the slowest rank has entered.
-        total_steps: Measured steps of the launch; None if unknown.
-        done: Number of ranks that have written their result.
+        text: The launch's name, its ranks and steps, and elapsed seconds.
+        in_steps: Whether every rank is in its measured steps.
         elapsed_s: Seconds since the launch began.
     """
 
-    name: str
-    num_ranks: int
-    started: int
-    steps: int
-    total_steps: int | None
-    done: int
+    text: str
+    in_steps: bool
     elapsed_s: float
-
-    @property
-    def in_steps(self) -> bool:
-        """True while every rank is in its measured steps."""
-        return self.steps > 0 and not self.done
-
-    @property
-    def text(self) -> str:
-        """Workload, ranks, step and elapsed seconds."""
-        step = f"step {self.steps}" + (f" of {self.total_steps}" if self.total_steps else "")
-        ranks = counted(self.num_ranks, "rank")
-        if self.started < self.num_ranks:
-            what = f"{self.started} of {self.num_ranks} ranks started"
-        elif self.done:
-            what = f"{ranks}, {self.done} done"
-        elif self.steps:
-            what = f"{ranks}, {step}"
-        else:
-            what = f"{ranks}, before the first measured step"
-        return f"{self.name}: {what}, {self.elapsed_s:.0f} s"
 
 
 def _speak(text: str) -> None:
@@ -168,15 +139,17 @@ class LaunchWatch:
 def _launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
     """Return the progress that the ranks' files show."""
     folders = rank_folders(plan.run_dir, plan.world.ranks)
-    return LaunchState(
-        name=plan.title,
-        num_ranks=len(plan.world.ranks),
-        started=sum((folder / PID_FILE).exists() for folder in folders),
-        steps=min(steps_entered(folder) for folder in folders),
-        total_steps=_total_steps(plan),
-        done=sum((folder / RESULT_FILE).exists() for folder in folders),
-        elapsed_s=elapsed_s,
-    )
+    started, done = (sum((folder / name).exists() for folder in folders) for name in (PID_FILE, RESULT_FILE))
+    steps, total = min(map(steps_entered, folders)), _total_steps(plan)
+    if started < len(folders):
+        what = f"{started} of {len(folders)} ranks started"
+    elif done:
+        what = f"{len(folders)} ranks, {done} done"
+    elif steps:
+        what = f"{len(folders)} ranks, step {steps}" + (f" of {total}" if total else "")
+    else:
+        what = f"{len(folders)} ranks, before the first measured step"
+    return LaunchState(f"{plan.title}: {what}, {elapsed_s:.0f} s", steps > 0 and not done, elapsed_s)
 
 
 def _total_steps(plan: LaunchPlan) -> int | None:

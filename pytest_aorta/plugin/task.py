@@ -1,4 +1,4 @@
-"""A plugin for the runs of pytest that ``aorta bisect``, ``scale`` and ``selftest`` start.
+"""A plugin for the runs of pytest that ``aorta bisect`` and ``selftest`` start.
 
 It carries out the run's :class:`~pytest_aorta.session.task.Task`, and leaves what the tests found in a file. It is
 loaded by name (``-p pytest_aorta.plugin.task``), so other runs of pytest do not have its option.
@@ -44,15 +44,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Check that a single test is selected and mark it, after collection."""
-    marks = config.stash[TASK].marks
-    if marks is None:
+    """Check that a search has a single test and give it the search's tolerances, after collection."""
+    task = config.stash[TASK]
+    if task.search is None:
         return
     if len(items) != 1:
         raise pytest.UsageError(f"NODE_ID: one test has to be selected, and these arguments select {len(items)}")
-    for name, keywords in marks.items():
+    if task.tolerances:
         # In front, since the closest marker takes precedence.
-        items[0].add_marker(getattr(pytest.mark, name)(**keywords), append=False)
+        items[0].add_marker(pytest.mark.tolerance(**task.tolerances), append=False)
 
 
 @pytest.hookimpl(trylast=True)

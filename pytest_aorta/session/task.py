@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import field
 
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.model import Model
@@ -19,14 +19,14 @@ class Task(Model, frozen=True):
 
     Attributes:
         findings: Path of the file for :class:`Findings`.
-        marks: Marker -> its keywords, in front of the test's own; None: any number of tests may be selected, else one.
-        search: The search for a commit that the test becomes; None: the test runs as it is.
+        search: The search for a commit that the one selected test becomes; None: all tests run as they are.
+        tolerances: Metric -> the tolerance of this search in place of the test's own.
         log_fd: The descriptor for lines on launches, in the process that owns the terminal.
     """
 
     findings: str
-    marks: dict[str, dict[str, Any]] | None = None
     search: SearchRequest | None = None
+    tolerances: dict[str, str] = field(default_factory=dict)
     log_fd: int = 2
 
 

@@ -43,13 +43,9 @@ class _Changes(NamedTuple):
 
 
 def changes(facts: LaunchFacts, recorded: LaunchFacts) -> _Changes:
-    """Return what differs, without choices of setup().
-
-    Launches of one session block ran on the same CPUs, so their ``cpu_vendor`` is not compared: only one of them may
-    report the vendor.
-    """
+    """Return what differs, without choices of setup()."""
     here, there = facts.environment, recorded.environment
-    left_out = {*CHOICES, *(["cpu_vendor"] if facts.provenance.block == recorded.provenance.block else [])}
+    left_out = _left_out(facts, recorded)
     if None in (here.get("cublas"), there.get("cublas")):  # baselines of earlier versions lack this fact
         left_out.add("cublas")
     keys = sorted((here.keys() | there.keys()) - left_out, key=lambda key: (key != "torch", key))
@@ -61,6 +57,14 @@ def changes(facts: LaunchFacts, recorded: LaunchFacts) -> _Changes:
         return f"{words}: {', '.join(shown)}" if shown else ""
 
     return _Changes(text("other environment", of_machine=True), text("changed settings", of_machine=False))
+
+
+def _left_out(facts: LaunchFacts, recorded: LaunchFacts) -> set[str]:
+    """Return the facts that are not compared: choices of setup(), and what only one of two launches may report.
+
+    Launches of one session block ran on the same CPUs, whose vendor then does not matter.
+    """
+    return {*CHOICES} | ({"cpu_vendor"} if facts.provenance.block == recorded.provenance.block else set())
 
 
 def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> str:
@@ -97,8 +101,7 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
     if not is_reproducible(recorded):
         return None
     for facts in launches:
-        is_one_host = facts.provenance.block == recorded.provenance.block  # so the vendor is known
-        left_out = (*_FROM_HOST, *CHOICES, *(["cpu_vendor"] if is_one_host else []))
+        left_out = {*_FROM_HOST, *_left_out(facts, recorded)}
         for key, there in sorted(recorded.environment.items()):
             if there is not None and facts.environment.get(key) is None and key not in left_out:
                 return f"the launch does not report {key}, which is {there!r} in the {side}"

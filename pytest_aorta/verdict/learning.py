@@ -50,8 +50,8 @@ def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: P
     """
     launches, most = baseline.center_launches, options.launches
     asked = applicable(marked, launches[0])
-    noisy = [(metric_of(name, one.direction), one.value) for name, one in asked.items() if not one.is_exact]
-    noisy = [(metric, allowed) for metric, allowed in noisy if metric.has_noise]
+    inexact = [(metric_of(name, one.direction), one.value) for name, one in asked.items() if one.value]
+    noisy = [(metric, allowed) for metric, allowed in inexact if metric.has_noise]
     least = MIN_LAUNCHES_TO_FAIL if noisy else 2 if any(metric_of(name).cost is not None for name in asked) else 1
     if len(launches) < min(least, most) or not noisy:
         return len(launches) < min(least, most)

@@ -68,27 +68,6 @@ def test_mixed_kinds_in_one_graph_have_the_bits_of_none_under_fsdp2(workload, dt
     assert (mixed.loss, mixed.weight_hashes) == (plain.loss, plain.weight_hashes), kinds
 
 
-ESTIMATED = {
-    "tp": {"tensor_parallel_degree": 2, "param_dtype": "bfloat16"},
-    "cp": {"context_parallel_degree": 2},
-    "pp": {"pipeline_parallel_degree": 2, "gradient_accumulation": 3},
-    "ep": {"num_experts": 4, "expert_parallel_degree": 2},
-    "experts, tp": {"num_experts": 4, "tensor_parallel_degree": 2},
-}
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("layout", ESTIMATED.values(), ids=ESTIMATED)
-def test_layouts_are_estimated_and_have_the_bits_of_none(workload, layout):
-    training = TRAINING | layout
-    roomy = workload.run("llama_fsdp2", **training | auto(PLENTY))
-    kinds, most, _ = chosen(roomy)
-    assert kinds == "none on all 4 blocks"
-    tight = workload.run("llama_fsdp2", **training | auto(int(0.7 * most)))
-    assert chosen(tight)[0] != kinds
-    assert (tight.loss, tight.weight_hashes) == (roomy.loss, roomy.weight_hashes)
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize(
     "model",
@@ -99,15 +78,6 @@ def test_graph_with_split_matrices_is_estimated(workload, model):
     """Under torch 2.13, the recomputed blocks of such a graph save meshes before random states."""
     training = TRAINING | {"tensor_parallel_degree": 2} | model
     assert chosen(workload.run("llama_simple_fsdp", **training | auto(PLENTY)))[0] == "none on all 4 blocks"
-
-
-@pytest.mark.extended
-def test_compiled_blocks_are_estimated_to_keep_less(workload):
-    eager, compiled = (
-        chosen(workload.run("llama_fsdp2", compile_blocks=is_compiled, **TRAINING | auto(PLENTY)))
-        for is_compiled in (False, True)
-    )
-    assert compiled[1] < 0.9 * eager[1]
 
 
 def test_ranks_with_different_free_memory_or_different_needs_choose_alike(workload):

@@ -175,6 +175,7 @@ def test_nan(workload):
     assert [part for part in ("NotFinite", expected, " on rank 1, from finite inputs") if part not in text] == [], text
 
 
+@pytest.mark.extended
 def test_race_that_the_capture_hides_is_said_to_be_the_likely_cause(inner, on_cpu):
     source = """
 import pytest

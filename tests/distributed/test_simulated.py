@@ -98,7 +98,9 @@ LAYOUTS = {
 
 
 @pytest.mark.world(size=1024, simulated=(0, 512), warm=True)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param("replicas and tensor parallelism", marks=pytest.mark.extended), "stages and experts"]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_1024_ranks_of_each_layout_have_its_groups(workload, name, layout):
     config, groups = LAYOUTS[layout]

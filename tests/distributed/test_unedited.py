@@ -49,6 +49,7 @@ def test_stages_of_a_pipeline_have_losses_and_weights_of_their_own(tmp_path):
     assert "replicas differ" not in shown
 
 
+@pytest.mark.extended
 def test_ranks_with_uneven_data_are_measured_in_the_steps_that_both_have(tmp_path):
     shown, ranks = recorded(tmp_path, "uneven")
     assert ([rank["num_steps"] for rank in ranks], "20 steps on cpu-x2-gloo" in shown) == ([26, 46], True)
@@ -119,43 +120,43 @@ for step in range(1, 41):
     (model(batch) * batch).mean().backward()
     optimizer.step()
 """
-# What is replaced in the script, by what, options of pytest, and what the failure says.
-_FAULTS = [
-    (
+# What is replaced in the script, by what, and what the failure says; the nightly lane runs those that are no buffers.
+_FAULTS = {
+    "buffers": (
         "Parallel(model)",
         "Parallel(model, broadcast_buffers=False)",
-        (),
         "the buffers of SGD of DDP(Sequential) first differ after step 2 on rank 1, and are equal after step 1",
     ),
-    (
+    "memory": (
         "    optimizer.step()",
         "    optimizer.step(); kept.append(torch.ones(rank << 20))",
-        (),
         "memory of rank 1 grows by ",
     ),
-    (
+    "batch of a rank": (
         "100 * step + rank",
         "100 * step + rank * (step != 6)",
-        (),
         "before they are reduced, gradients of step 6 differ on rank 1",
     ),
-    ("BatchNorm1d(8))", "BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False))", (), "module.2.weight is new"),
-]
+    "parameter": ("BatchNorm1d(8))", "BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False))", "module.2.weight is new"),
+}
 
 
-def test_faults_name_buffers_growing_memory_the_rank_and_the_new_parameter(tmp_path):
+@pytest.mark.parametrize(
+    "fault", ["buffers", *(pytest.param(name, marks=pytest.mark.extended) for name in list(_FAULTS)[1:])]
+)
+def test_fault_names_buffers_growing_memory_the_rank_or_the_new_parameter(tmp_path, fault):
+    good, bad, said = _FAULTS[fault]
     (tmp_path / "test_train.py").write_text(_LOCATED)
     (tmp_path / "train.py").write_text(_NORMED)
     recorded = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--update-baselines")
     assert recorded.returncode == 0, recorded.stdout
     assert run(tmp_path, "pytest", "--aorta-launcher=forkserver").returncode == 0
-    for good, bad, options, said in _FAULTS:
-        (tmp_path / "train.py").write_text(_NORMED.replace(good, bad))
-        failed = run(tmp_path, "pytest", "--aorta-launcher=forkserver", *options)
-        assert (failed.returncode, said in failed.stdout) == (1, True), failed.stdout
-        # What a further launch has located takes the place of what the first one showed.
-        shown = failed.stdout.partition("short test summary")[0]
-        assert shown.count("the weights of SGD of DDP(Sequential) first differ") <= 1, shown
+    (tmp_path / "train.py").write_text(_NORMED.replace(good, bad))
+    failed = run(tmp_path, "pytest", "--aorta-launcher=forkserver")
+    assert (failed.returncode, said in failed.stdout) == (1, True), failed.stdout
+    # What a further launch has located takes the place of what the first one showed.
+    shown = failed.stdout.partition("short test summary")[0]
+    assert shown.count("the weights of SGD of DDP(Sequential) first differ") <= 1, shown
 
 
 @pytest.mark.extended

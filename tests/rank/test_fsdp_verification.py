@@ -208,13 +208,6 @@ def test_stale_gradient_is_wrong_from_every_source(spec):
     assert {detail.cause for detail in details} == {CAUSES["stale_gradient"]}
 
 
-@bounded
-@given(spec=faults)
-def test_fault_of_another_rank_leaves_this_one_alone(spec):
-    bystander = (spec.rank + 1) % WORLD_SIZE
-    assert OneRank(bystander, with_kind(spec, "stale_gather")).run() == (0, [])
-
-
 def test_first_index_expected_and_actual_are_those_of_the_data():
     spec = FaultSpec("partial_gather", iteration=1, layer=2, rank=0, source_rank=3)
     world = OneRank(0, spec)
