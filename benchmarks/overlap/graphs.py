@@ -417,6 +417,7 @@ def _beside_measured() -> None:
 
 def _cost(program: str, pairs: int = 40) -> None:
     """Print the processor time that marks add to a counted step, and that the graph adds to reading its trace."""
+    torch.set_num_threads(1)
     model, step = PROGRAMS[program][""](Sizes(torch.device("cpu")))
     marked = torch.cpu, torch.cpu.Stream, torch.cpu.Event, torch.cpu.StreamContext, dist.ProcessGroup, dist.Work
     unmarked = [dict(vars(one)) for one in marked]
