@@ -11,6 +11,7 @@ from typing import Any
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.init_launches import settled
 from pytest_aorta.cli.init_markers import Fit, fitted
+from pytest_aorta.cli.init_restart import restart_of
 from pytest_aorta.cli.target import ScriptTarget, add_ranks, add_shared, given_options, launching, opened
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import raised_as, write_text
@@ -46,6 +47,13 @@ def test_{name}(workload):
 {notes}    result = workload.{call}
     workload.check(result)
 '''
+_RESTART = """
+
+@pytest.mark.numerics
+@pytest.mark.world(size={size})
+def test_{name}_restart(workload):
+{notes}    workload.compare_restart({call})
+"""
 # Files that pytest reads its settings from, in its order.
 _SETTINGS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 _WORLD_SIZE = 2
@@ -87,11 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
             launch, files = partial(target.launch, DistributedWorld(launcher)), partial(files_of, Path.cwd())
             pair = settled(launch, lambda: files([str(_RESULTS)]))
             fit = fitted(pair, launcher.world)
+            restart = restart_of(DistributedWorld(launcher), target, pair)
     with raised_as(AortaError, f"{_RESULTS}: can't be written: "):
         write_text(_RESULTS / ".gitignore", "*\n")  # baselines are committed, results are not
     with raised_as(AortaError, f"{test}: can't be written: "), test.open("x", encoding="utf-8") as new:
         new.write(_text(target, pair.settings, fit))
-    emit([f"wrote {test}", _write_settings(), *(f"note: {note}" for note in fit.notes)])
+        if restart.call:
+            note = _comment(restart.note)
+            new.write(_RESTART.format(size=spec.size, name=target.slug, notes=note, call=restart.call))
+    emit([f"wrote {test}", _write_settings(), *(f"note: {note}" for note in (*fit.notes, restart.note) if note)])
     if not fit.compares:
         return ExitCode.PROBLEM
     emit(

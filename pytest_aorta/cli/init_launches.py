@@ -26,12 +26,14 @@ class Pair:
         settings: Keywords of the launches.
         one, other: The launches.
         notes: What the launches have shown, in sentences.
+        written: The files and folders that the script has written.
     """
 
     settings: Mapping[str, Any]
     one: Launched
     other: Launched
     notes: Sequence[str] = ()
+    written: Sequence[str] = ()
 
     @property
     def varies(self) -> str:
@@ -106,7 +108,7 @@ def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files]) -
             why = f"{pair.varies}; with seeds and deterministic algorithms: {seeded.varies or _NO_WEIGHTS}"
             notes.append(f"weights are not compared: {why}")
             pair = twice({**pair.settings, "record": {}})
-    return replace(pair, notes=notes)
+    return replace(pair, notes=notes, written=written)
 
 
 def _varies(one: Launched, other: Launched) -> str:

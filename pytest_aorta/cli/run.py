@@ -79,11 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     spec, launches = WorldSpec(arguments.nproc or ALL_DEVICES), folder / "launches"
     with (
         opened(options) as session,
-        launching(session, spec, test, launches, timed=True) as found,
+        launching(session, spec, test, launches, timed=True) as launcher,
     ):
-        _check_size(found.world, target)
+        _check_size(launcher.world, target)
         for _ in range(trials):
-            results.append(target.launch(DistributedWorld(found)))
+            results.append(target.launch(DistributedWorld(launcher)))
             written = write_trial(folder, results[-1])
             emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
             emit([f"  {note}" for note in test.record.launches[-1].traces])

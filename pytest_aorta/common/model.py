@@ -35,7 +35,6 @@ Commit: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{40,64}$")]
 Step: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{1,12}$")]
 WeightHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
 TensorHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-CommandLine: TypeAlias = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
 # A fact of the environment that numbers depend on.
 Fact: TypeAlias = str | int | float | bool | None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import field
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.model import Block, CommandLine, Commit, Model, UtcTime
+from pytest_aorta.common.model import Block, Commit, Model, UtcTime
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.reference import git
 
@@ -50,7 +50,7 @@ class Provenance(Model, frozen=True):
     commit: Commit | None = None
     branch: str | None = None
     dirty: bool | None = None
-    command: CommandLine = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Refuse a time such as month 13, which the type allows."""

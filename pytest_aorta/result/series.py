@@ -149,6 +149,7 @@ class Series(Model, frozen=True, omit_defaults=True):
         turns: for each step, its place in the order of the steps of several optimizers, from 1; empty of one alone.
         settings: what its steps train with, such as hyperparameters and the shape of the batch.
         samples: step -> hash of each sample of this rank's batch, for some steps.
+        saved: the steps after which the script has called ``torch.save``, of many the first ones.
     """
 
     optimizer: Text
@@ -167,6 +168,7 @@ class Series(Model, frozen=True, omit_defaults=True):
     turns: list[Positive] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
     samples: dict[Step, list[Text]] = field(default_factory=dict)
+    saved: list[Count] = field(default_factory=list)
 
     @property
     def name(self) -> str:

@@ -60,11 +60,11 @@ def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: P
     )
 
 
-def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float | None, priors: Priors, options: Options) -> bool:
+def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float, priors: Priors, options: Options) -> bool:
     """Return whether the launches of a baseline settle a metric; one without a value on its scale takes five."""
     case, config, launches = baseline.case, baseline.config, baseline.center_launches
     rule = StoredComparison(case, config, baseline, {}, priors, options.max_launches).rule(metric, allowed)
-    if rule is None or not allowed or len(profiled(metric, launches)) < len(launches):
+    if rule is None or len(profiled(metric, launches)) < len(launches):
         return len(launches) >= MIN_LAUNCHES
     return rule.is_settled(options.launches)
 

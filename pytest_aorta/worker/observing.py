@@ -48,6 +48,8 @@ from pytest_aorta.worker.training import Inputs, random_state
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
 _NO_STEP = "the script steps no optimizer, so it has no step whose costs could be counted"
+# Steps after which a script has saved that are kept.
+_MOST_SAVED = 100
 # Steps of a loop without an optimizer, whose trace has to be read as a whole.
 _MOST_COUNTED_WHOLE = 100
 _NOT_COUNTED_WHOLE = (
@@ -100,6 +102,7 @@ class Observer:
         self._prepared: set[int] = set()
         self._whole: StepCounter | None = None
         self._is_simulated = is_simulated()
+        self._saved: dict[int, None] = {}
         self._looked_s = self._look_s = 0.0
         self._undo: list[Callable[[], object]] = []
 
@@ -116,6 +119,7 @@ class Observer:
                 (torch.amp.GradScaler, "scale", self._scale),
                 (Optimizer, "__init__", self._made),
                 (torch, "load", self._load),
+                (torch, "save", self._save),
                 (BaseDataLoaderIter, "__next__", self._draw),
                 (torch.autocast, "__enter__", self._cast),
                 (gc, "freeze", freeze),
@@ -299,6 +303,10 @@ class Observer:
         self._absence.has_loaded = True
         return original(*args, **kwargs)
 
+    def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._saved |= {self.num_steps: None} if len(self._saved) < _MOST_SAVED else {}
+        return original(*args, **kwargs)
+
     def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if not self._absence.has_optimizer and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
             self._undo.append(replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip))
@@ -405,7 +413,10 @@ class Observer:
         return result.replace(
             loss=loss,
             grad_norm=grad_norm,
-            series=[one.series(is_main=one is main, is_alone=len(stepped) == 1) for one in stepped],
+            series=[
+                one.series(is_main=one is main, is_alone=len(stepped) == 1).replace(saved=[*self._saved])
+                for one in stepped
+            ],
         ).with_profile(Profile() if self._is_simulated else main.profile())
 
     def _as_one_step(self, recorded: Recorded, costs: Costs) -> RankResult:

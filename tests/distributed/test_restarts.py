@@ -32,6 +32,28 @@ def test_restart_as_on_its_page_passes(pytester, inner, on_cpu):
     inner(f"import pytest\n\n{shown}", "--aorta-launcher=forkserver").assert_outcomes(passed=1)
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("correct", "note: restarted after steps 3 and 6, the script computed the same as straight on"),
+        ("momentum not restored", "computed something else: restart 1 of 2: optimizer state: step 4 begins with none"),
+    ],
+)
+def test_init_writes_the_test_of_a_restart_and_what_it_measured(tmp_path, fault, said):
+    (folder := tmp_path / "own").mkdir()
+    (folder / "train.py").write_text(FAULTS[fault].planted(SCRIPT.read_text()))
+    environ = own_environ(tmp_path / "leases")
+    words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", "train.py", "--", "--steps=11")
+    done = run_python(*words, cwd=folder, env=environ, timeout=600)
+    assert said in done.stdout, done.stdout + done.stderr
+    call = (
+        "compare_restart('train.py', ['--steps=11'], ['--steps=11', '--resume', 'checkpoints'], after=3, restarts=2, "
+        "fresh=['checkpoints'])"
+    )
+    assert call in (folder / "test_train.py").read_text()
+
+
 # Goes on from a file in its folder whenever there is one.
 SNAPSHOT = """
 import os
