@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.schedule import Issued, Schedule
 from pytest_aorta.verdict.environment import other_versions
@@ -80,7 +79,7 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
     for change in (_Change.of(one, was) for one, was in lost):
         groups[change.issued.name, _pattern(change.issued.of), change.what].append(change)
     texts = [_text(changes) for changes in sorted(groups.values(), key=len, reverse=True)[:_MOST_NAMED]]
-    counts = f"{here.serialized} of {counted(here.collectives, 'collective')} have nothing to hide under, "
+    counts = f"{here.serialized} of {here.collectives} collectives have nothing to hide under, "
     counts += str(there.serialized) + (f" of {there.collectives}" if here.collectives != there.collectives else "")
     return f"{counts} before" + (f": {'; '.join(texts)}" if texts else "")
 
