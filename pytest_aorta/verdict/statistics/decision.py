@@ -466,32 +466,33 @@ class StoredRule:
             least = min(least, quantiles * math.sqrt(error.value))
         return self.scale.change(least) / 2
 
-    def _enforces(self, noise: float = 1.0) -> bool:
-        """Return whether comparisons pass the same code and find the double of the tolerance.
+    def _enforced(self, noise: float = 1.0) -> float:
+        """Return the tolerance of which a comparison passes the same code and finds the double.
 
         Each with the power of :meth:`least_tolerance` and :meth:`detectable`, for launches that vary ``noise`` times
         as much.
         """
         rule = replace(self, baseline=self.baseline.with_noise(noise))
         least, look = rule.least_tolerance(), self.looks[-1]
-        enforced = least if look < MIN_LAUNCHES_TO_FAIL else max(least, rule.detectable(look) / 2)
-        return enforced <= self.tolerance
+        return least if look < MIN_LAUNCHES_TO_FAIL else max(least, rule.detectable(look) / 2)
 
     def is_settled(self, most: int) -> bool:
         """Return whether a baseline that is being recorded needs no further launch, of at most ``most``.
 
-        The tolerance is enforced now, or even ``most`` launches would not enforce it, whose deviation is known to
-        :data:`UNSURE`, beside noise between sessions, which they leave as it is. A deviation that decides
-        when to stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear the
+        The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`, or noise
+        between sessions, which further launches leave as it is, exceeds it alone. A deviation that decides when to
+        stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear the
         uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the launches so
         far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their quantile.
         """
-        if self.baseline.num_launches >= MIN_LAUNCHES:
-            return self._enforces() or not self.with_launches(most)._enforces(1 / UNSURE)
-        # More launches could not help, and would not show that these are too noisy to be kept.
+        is_few, tolerance = self.baseline.num_launches < MIN_LAUNCHES, self.tolerance
+        if self._enforced(UNSURE if is_few else 1.0) <= tolerance:
+            return True
+        if not is_few and self.with_launches(most)._enforced() > UNSURE * tolerance:
+            return True
+        # More launches would not show that these are too noisy to be kept.
         deviation = UNSURE * RESOLVED_BY * math.sqrt(self.baseline.variance.within.value)
-        is_quiet = deviation <= self.scale.difference(self.tolerance)
-        return self._enforces(UNSURE) or (is_quiet and not self._enforces(0.0))
+        return deviation <= self.scale.difference(tolerance) and self._enforced(0.0) > tolerance
 
     def _miss_rate(self, count: int) -> float:
         """Return the miss rate of a look: half for the first, where most unchanged code passes; equal parts after."""
