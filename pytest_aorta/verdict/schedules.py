@@ -6,12 +6,12 @@ value that the same rank has in any launch of the other side, and the rank that 
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.trace.kineto_places import alike_layers
 from pytest_aorta.result.trace.schedule import Issued, Schedule
 from pytest_aorta.verdict.environment import other_versions
 from pytest_aorta.verdict.noise import RESET
@@ -21,7 +21,6 @@ from pytest_aorta.verdict.verdicts import MissingPart, Verdict
 
 _MOST_NAMED = 3
 _NO_COMPUTE = "no compute"
-_NUMBER = re.compile(r"\d+")
 
 
 def judge_schedules(row: Row, value: Callable[[Schedule], float]) -> Verdict:
@@ -77,7 +76,7 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
     )
     groups: dict[tuple[str, str, str], list[_Change]] = defaultdict(list)
     for change in (_Change.of(one, was) for one, was in lost):
-        groups[change.issued.name, _pattern(change.issued.of), change.what].append(change)
+        groups[change.issued.name, alike_layers(change.issued.of), change.what].append(change)
     texts = [_text(changes) for changes in sorted(groups.values(), key=len, reverse=True)[:_MOST_NAMED]]
     counts = f"{here.serialized} of {here.collectives} collectives have nothing to hide under, "
     counts += str(there.serialized) + (f" of {there.collectives}" if here.collectives != there.collectives else "")
@@ -120,12 +119,8 @@ def _text(changes: Sequence[_Change]) -> str:
     """Return what changed for collectives of one kind, in the names of the first unless all changed alike."""
     issued, what, now, was = changes[0]
     is_same = all(change[1:] == changes[0][1:] for change in changes)
-    module = _pattern(issued.of) if is_same and len(changes) > 1 else issued.of
+    module = alike_layers(issued.of) if is_same and len(changes) > 1 else issued.of
     text = f"{issued.name} of {module} {what}" if module else f"{issued.name} {what}"
     text += (f" {now}" if now else "") + (f" (was: {was})" if was else "")
     text += f" at {issued.place}" if issued.place else ""
     return text if is_same else f"{text}, and {len(changes) - 1} more"
-
-
-def _pattern(name: str) -> str:
-    return _NUMBER.sub("*", name)

@@ -86,6 +86,11 @@ def _key(event: Event) -> tuple[object, ...]:
     return event["tid"], begin_of(event), end_of(event), event["name"]
 
 
+def alike_layers(module: str) -> str:
+    """Return the name of a module with ``*`` for each number in it, which layers have in common."""
+    return _NUMBER.sub("*", module)
+
+
 def merged(places: Counter[Place]) -> dict[str, int]:
     """Return places as text with their numbers of calls, the outstanding ones first.
 
@@ -94,7 +99,7 @@ def merged(places: Counter[Place]) -> dict[str, int]:
     """
     alike: dict[tuple[Place, int], list[Place]] = defaultdict(list)
     for place, calls in places.items():
-        alike[place._replace(module=_NUMBER.sub("*", place.module)), calls].append(place)
+        alike[place._replace(module=alike_layers(place.module)), calls].append(place)
     found: Counter[str] = Counter()
     for (pattern, calls), members in sorted(alike.items(), key=lambda item: len(item[1])):
         if text := str(pattern if len(members) > 1 else members[0]):
