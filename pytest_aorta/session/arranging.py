@@ -13,7 +13,8 @@ from pytest_aorta.result.first_step import DRAWN, GIVEN, read_first_step
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.comparing import RunningComparison
 from pytest_aorta.verdict.arrangements import Arrangement, Side, compare_arrangements
-from pytest_aorta.verdict.verdicts import Verdicts
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Note, NoteKind, Verdicts
 
 if TYPE_CHECKING:
     from pytest_aorta.session.launcher import Launcher
@@ -100,8 +101,11 @@ def judged(
         running.locates = False
         name = f"{candidate.workload}, {one}, against {plainest},"
         running.comparison = running.comparison.replace(workload=name)
+        rows = compare_arrangements(case, side, sides[-1])
+        # The first line says what differs; the value counts tensors or samples.
+        notes = tuple(Note(row.detail, NoteKind.EDIT) for row in rows if row.outcome is Outcome.REGRESSION)
         try:
-            found.append(running.conclude(Verdicts(case, compare_arrangements(case, side, sides[-1]))))
+            found.append(running.conclude(Verdicts(case, rows, notes)))
         except (ComparisonFailed, NothingCompared) as error:
             failed.append(error)
     text, metrics = (

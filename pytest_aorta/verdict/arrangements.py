@@ -224,7 +224,7 @@ def _gradients(here: Side, there: Side, bound: float) -> _Judged:
         cause = _cause(found, bound, here.arranged, there.arranged)
     ratio = here.step.loss / there.step.loss if there.step.loss else math.nan
     loss = f"loss x {ratio:.3f}" if math.isfinite(ratio) else ""
-    return _Judged(len(wrong), "; ".join(filter(None, [described(found, bound), loss, cause])))
+    return _Judged(len(wrong), "; ".join(filter(None, [f"gradients: {described(found, bound)}", loss, cause])))
 
 
 def _cause(found: Mapping[str, Factor], bound: float, arranged: Arrangement, other: Arrangement) -> str:

@@ -80,4 +80,4 @@ def test_command_names_the_fault(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=own_leases(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "2 ranks, --fault=times_ranks, against 1 rank, a batch 2 times as large, on cpu-x2-gloo" in done.stderr
-    assert "cause     all 11 x 2.000; loss x 2.000; number of ranks: summed over ranks" in done.stderr
+    assert "aorta: gradients: all 11 x 2.000; loss x 2.000; number of ranks: summed over ranks" in done.stderr
