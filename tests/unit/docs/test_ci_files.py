@@ -12,7 +12,7 @@ from pytest_aorta.plan.options import OPTIONS
 from tests.integration.ci_runner import component
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file() and path.suffix != ".pyc")
 ACTION, TEMPLATE = ROOT / "action.yml", ROOT / "examples/ci/aorta.yml"
 ACTION_YAML = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
 GITHUB = sorted([*ROOT.glob("examples/ci/github-*.yml"), *ROOT.glob(".github/workflows/*.yml")])

@@ -96,6 +96,8 @@ def test_ranks_keep_the_bytecode_of_a_torch_that_was_installed_without(tmp_path,
     if is_compiled:
         (tmp_path / "torch" / "__pycache__").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
+    # Other tests of this process may have imported torch.
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     given = {"PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": "/cache"}
     found = launch_environment(make_plan(tmp_path), given)
     kept = {} if is_compiled else {"PYTHONPYCACHEPREFIX": "/cache/pytest-aorta/bytecode"}
