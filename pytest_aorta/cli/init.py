@@ -156,9 +156,8 @@ def _arranged(target: ScriptTarget, runner: WorkloadRunner, fresh: list[str] | N
     try:
         first = runner.compare_arrangements(target.script, args, **keywords)[0]
     except AortaError as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        cause = next((line.removeprefix("cause").strip() for line in lines if line.startswith("cause")), lines[0])
-        return "", [f"the script arranged otherwise was not found to compute the same, see aorta arrange: {cause}"]
+        why = str(error).partition("\n")[0]
+        return "", [f"the script arranged otherwise was not found to compute the same, see aorta arrange: {why}"]
     details = [row.detail for row in first.rows if row.metric in ("samples", "gradients")]
     note = f"arranged otherwise, the script computes the same: {'; '.join(details)}"
     words = ", ".join([repr(target.script), repr(args), *(f"{name}={value!r}" for name, value in keywords.items())])
