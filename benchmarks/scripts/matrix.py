@@ -3,11 +3,12 @@
 Run: python -m benchmarks.scripts.matrix --out matrix.json [--scripts ddp,gan] [--faults raise,lost]
     [--markdown FILE.md] [--cuda]
 
-For each script: ``aorta init``, ``pytest --update-baselines``, ``pytest`` twice, and then ``pytest`` with each fault of
-benchmarks/scripts/faults.py before the script. A cell names what was expected and did not come. ``--out`` keeps the
-cells of interrupted runs. ``--cuda`` rewrites the scripts for GPUs, as many as are visible, which fails for those
-that load batches in other processes. Scripts named after a library need it: accelerate, transformers, lightning, deepspeed, whose CPU ranks (DS_ACCELERATOR=cpu) compile an
-extension with g++, and torchrec with fbgemm-gpu-cpu; 1.8.0 of both load with torch 2.13.
+For each script: ``aorta init``, ``pytest --update-baselines``, ``pytest`` twice, and then ``pytest`` with each fault
+of benchmarks/scripts/faults.py before the script. A cell names what was expected and did not come. ``--out`` keeps
+the cells of interrupted runs. ``--cuda`` rewrites the scripts for GPUs, as many as are visible, which fails for those
+that load batches in other processes. Scripts named after a library need it: accelerate, transformers, lightning,
+deepspeed, whose CPU ranks (DS_ACCELERATOR=cpu) compile an extension with g++, and torchrec with fbgemm-gpu-cpu; 1.8.0
+of both load with torch 2.13.
 """
 
 from __future__ import annotations
