@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import operator
 import random
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ class Training:
             [key for key, value in group.items() if key not in _NOT_SHOWN and _plain(value) is not None]
             for group in optimizer.param_groups[:_MOST_GROUPS]
         ]
-        self._values: list[list[Any]] = []
+        self._values: list[Any] = []
         self._sources: tuple[object, ...] = ()
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._samples: list[tuple[int, list[torch.Tensor]]] = []
@@ -112,13 +113,14 @@ class Training:
         Most steps are as the one before, which has to be told in a few microseconds.
         """
         groups = zip(optimizer.param_groups, self._keys, strict=False)
-        values = [[_plain(group.get(key)) for key in keys] for group, keys in groups]
-        if values != self._values:
+        values = [value for group, keys in groups for value in map(group.get, keys)]
+        # The comparison by identity waits for no device where a value is a tensor.
+        if len(values) != len(self._values) or not all(map(operator.is_, values, self._values)):
             self._values = values
-            for group, keys, row in zip(self._groups, self._keys, values, strict=False):
-                for key, value in zip(keys, row, strict=True):
-                    if value is not False and value is not None:
-                        self._note(step, key, value, group)
+            named = ((key, name) for name, keys in zip(self._groups, self._keys, strict=False) for key in keys)
+            for (key, name), value in zip(named, map(_plain, values), strict=False):
+                if value is not False and value is not None:
+                    self._note(step, key, value, name)
         is_training = all(model.training for model in models)
         sources = inputs.clipped_to, inputs.num_backward, inputs.autocast, is_training
         if sources != self._sources:
@@ -127,7 +129,7 @@ class Training:
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
             self._note(step, "mode", "train" if is_training else "eval")
-        if tensors := tensors_in(inputs.batch):
+        if inputs.batch is not None and (tensors := tensors_in(inputs.batch)):
             shapes = [(part.shape, part.dtype) for part in tensors]
             if shapes != self._shapes:
                 self._shapes = shapes
