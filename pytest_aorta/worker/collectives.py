@@ -128,10 +128,10 @@ def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
 
 def recorded_calls(began_ns: int, ended_ns: int, device: torch.device) -> list[RecordedCall]:
     """Return the collectives that this rank began in a stretch of time, in order, by the recorder of CPU backends."""
-    if on_accelerator(device):
-        return []  # NCCL's record of a collective is a part of the trace
     if is_simulated():
         return requested_calls(began_ns, ended_ns)
+    if on_accelerator(device):
+        return []  # NCCL's record of a collective is a part of the trace
     sizes = {str(name): group.size() for group, name in c10d._world.pg_names.items()}
     return [
         RecordedCall(
