@@ -77,8 +77,8 @@ def require_torch() -> None:
         found = importlib.util.find_spec("torch")
     if found is None:
         raise LaunchError(
-            f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
-            f"https://pytorch.org/get-started says for this machine, or use an environment that has it"
+            f"torch is not installed for {sys.executable}, which starts the ranks; install the build for this "
+            "machine's CUDA, ROCm or CPU, as https://pytorch.org/get-started says, or pytest-aorta[torch]"
         )
 
 

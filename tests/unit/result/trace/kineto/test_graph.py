@@ -158,3 +158,19 @@ def test_nodes_wait_for_what_the_host_asked_them_to(case, order):
 def test_step_without_marks_says_so():
     costs = costs_of_step(trace(boundary(0), op(12), boundary(100)), lambda *_: 8, lambda _: True, on_device=False)
     assert costs.graph.problem == "the streams of the step were not marked"
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "unseen"),
+    [
+        ("cpu_op", "symm_mem::fused_all_gather_matmul", "transfers of symmetric memory"),
+        ("cuda_runtime", "cudaGraphLaunch", "operators of CUDA graphs"),
+        ("cuda_runtime", "hipGraphLaunch", "operators of CUDA graphs"),
+        ("user_annotation", "## Call CompiledFxGraph fabc ##", "kernels that inductor fused"),
+    ],
+)
+def test_what_a_graph_lacks_is_named(category, name, unseen):
+    hidden = event(category, name, 14, 0.5, TRAINING)
+    document = trace(boundary(0), said(10, "on 0"), op(12), hidden, op(16, GATHER), boundary(100))
+    costs = costs_of_step(document, lambda *_: None, lambda _: True, on_device=False)
+    assert costs.graph.unseen == [unseen]
