@@ -3,11 +3,12 @@
 Run: python -m benchmarks.scripts.matrix --out matrix.json [--scripts ddp,gan] [--faults raise,lost]
     [--markdown FILE.md] [--cuda]
 
-For each script: ``aorta init``, ``pytest --update-baselines``, ``pytest`` twice, and then ``pytest`` with each fault of
-benchmarks/scripts/faults.py before the script. A cell names what was expected and did not come. ``--out`` keeps the
-cells of interrupted runs. ``--cuda`` rewrites the scripts for GPUs, as many as are visible. Scripts named after a
-library need it: accelerate, transformers, lightning, deepspeed, whose CPU ranks (DS_ACCELERATOR=cpu) compile an
-extension with g++, and torchrec with fbgemm-gpu-cpu; 1.8.0 of both load with torch 2.13.
+For each script: ``aorta init``, ``pytest --update-baselines``, ``pytest`` twice, and then ``pytest`` with each fault
+of benchmarks/scripts/faults.py before the script. A cell names what was expected and did not come. ``--out`` keeps
+the cells of interrupted runs. ``--cuda`` rewrites the scripts for GPUs, as many as are visible, which fails for those
+that load batches in other processes. Scripts named after a library need it: accelerate, transformers, lightning,
+deepspeed, whose CPU ranks (DS_ACCELERATOR=cpu) compile an extension with g++, and torchrec with fbgemm-gpu-cpu; 1.8.0
+of both load with torch 2.13.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ IN_STEP = 10
 
 @dataclass(frozen=True)
 class Script:
-    """A script of the folder ``unedited``, its number of optimizer steps, and words that ``aorta init`` needs."""
+    """A script of the folder ``unedited``, its number of optimizer steps, and words that ``aorta init`` needs.
+
+    ``moves_batches`` is whether a library gives ranks their device.
+    """
 
     name: str
     steps: int = 30
     starts_ranks: bool = False
     has_second: bool = False
+    moves_batches: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -63,9 +68,9 @@ SCRIPTS = {
         Script("contrastive"),
         Script("vision"),
         Script("spawn", starts_ranks=True),
-        Script("accelerate_loop"),
-        Script("hf_trainer"),
-        Script("lightning_fit", starts_ranks=True),
+        Script("accelerate_loop", moves_batches=True),
+        Script("hf_trainer", moves_batches=True),
+        Script("lightning_fit", starts_ranks=True, moves_batches=True),
         Script("deepspeed_zero"),
         Script("torchrec_dlrm"),
     )
@@ -162,8 +167,7 @@ def source_of(script: Script, is_cuda: bool) -> str:
         return source
     for text, other in _ON_CUDA.items():
         source = source.replace(text, other)
-    # The loaders of libraries move batches themselves.
-    return source if "DataLoader" in source or "Trainer" in source else _CUDA_TENSORS + source
+    return source if script.moves_batches else _CUDA_TENSORS + source
 
 
 def prepared(folder: Path, script: Script, source: str) -> list[Cell]:
