@@ -1,13 +1,14 @@
 """Faults that the three commands of ``aorta init`` find in ordinary training scripts that nobody edited.
 
 Run: python -m benchmarks.scripts.matrix --out matrix.json [--scripts ddp,gan] [--faults raise,lost]
-    [--markdown FILE.md]
+    [--markdown FILE.md] [--cuda]
 
-For each script: ``aorta init``, ``pytest --update-baselines``, ``pytest`` twice, and then ``pytest`` with each fault of
-benchmarks/scripts/faults.py before the script. A cell names what was expected and did not come. ``--out`` keeps the
-cells of interrupted runs. Scripts named after a library need it: accelerate, transformers, lightning, deepspeed, whose
-CPU ranks (DS_ACCELERATOR=cpu) compile an extension with g++, and torchrec with fbgemm-gpu-cpu; 1.8.0 of both load with
-torch 2.13.
+For each script: ``aorta init``, ``pytest --update-baselines``, ``pytest`` twice, and then ``pytest`` with each fault
+of benchmarks/scripts/faults.py before the script. A cell names what was expected and did not come. ``--out`` keeps
+the cells of interrupted runs. ``--cuda`` rewrites the scripts for GPUs, as many as are visible, which fails for those
+that load batches in other processes. Scripts named after a library need it: accelerate, transformers, lightning,
+deepspeed, whose CPU ranks (DS_ACCELERATOR=cpu) compile an extension with g++, and torchrec with fbgemm-gpu-cpu; 1.8.0
+of both load with torch 2.13.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ IN_STEP = 10
 
 @dataclass(frozen=True)
 class Script:
-    """A script of the folder ``unedited``, its number of optimizer steps, and words that ``aorta init`` needs."""
+    """A script of the folder ``unedited``, its number of optimizer steps, and words that ``aorta init`` needs.
+
+    ``moves_batches`` is whether a library gives ranks their device.
+    """
 
     name: str
     steps: int = 30
     starts_ranks: bool = False
     has_second: bool = False
+    moves_batches: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -63,9 +68,9 @@ SCRIPTS = {
         Script("contrastive"),
         Script("vision"),
         Script("spawn", starts_ranks=True),
-        Script("accelerate_loop"),
-        Script("hf_trainer"),
-        Script("lightning_fit", starts_ranks=True),
+        Script("accelerate_loop", moves_batches=True),
+        Script("hf_trainer", moves_batches=True),
+        Script("lightning_fit", starts_ranks=True, moves_batches=True),
         Script("deepspeed_zero"),
         Script("torchrec_dlrm"),
     )
@@ -94,6 +99,7 @@ FAULTS = {
         Fault("scaled", _NUMBERS),
         Fault("lost", _NUMBERS, step=str(IN_STEP)),
         Fault("last step", _NUMBERS, step="last"),
+        Fault("kernel", r"aten::sin|sin_kernel"),
         Fault("second", _NUMBERS),
         Fault("all-gather", r"Regression: collectives|all_gather"),
         Fault("NaN", r"NaN or infinite|is nan", step=str(IN_STEP)),
@@ -140,9 +146,33 @@ def run(folder: Path, *words: str) -> tuple[int, str, float]:
     return done.returncode, done.stdout, time.monotonic() - began_s
 
 
-def prepared(folder: Path, script: Script) -> list[Cell]:
+_ON_CUDA = {
+    '"gloo"': '"nccl"',
+    '"cpu"': '"cuda"',
+    "torch.Generator()": 'torch.Generator("cuda")',
+    "use_cpu=True": "use_cpu=False",
+    "cpu=True": "cpu=False",
+    "devices=2": "devices=-1",
+}
+_CUDA_TENSORS = """import os, torch
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.set_default_device("cuda")
+"""
+
+
+def source_of(script: Script, is_cuda: bool) -> str:
+    """Return the script's text; for GPUs, with another device wherever it names one."""
+    source = (HERE / "unedited" / f"{script.name}.py").read_text(encoding="utf-8")
+    if not is_cuda:
+        return source
+    for text, other in _ON_CUDA.items():
+        source = source.replace(text, other)
+    return source if script.moves_batches else _CUDA_TENSORS + source
+
+
+def prepared(folder: Path, script: Script, source: str) -> list[Cell]:
     """Write the script's test and baseline, by the first two commands; return cells only if a command fails."""
-    shutil.copy(HERE / "unedited" / f"{script.name}.py", folder)
+    (folder / f"{script.name}.py").write_text(source, encoding="utf-8")
     for name, words in {
         "init": ("pytest_aorta.cli", "init", *script.words),
         "record": ("pytest", "--update-baselines"),
@@ -154,13 +184,12 @@ def prepared(folder: Path, script: Script) -> list[Cell]:
     return []
 
 
-def tried(folder: Path, script: Script, fault: Fault) -> Cell:
+def tried(folder: Path, script: Script, source: str, fault: Fault) -> Cell:
     """Run the script's test with a fault."""
-    path = folder / f"{script.name}.py"
-    source = (HERE / "unedited" / path.name).read_text(encoding="utf-8")
     shutil.copy(HERE / "faults.py", folder)
     planted = f"import faults\nfaults.plant({fault.name!r}, {IN_STEP}, {script.steps})\n"
-    path.write_text(source if fault.passes and fault.name != "slow" else planted + source, encoding="utf-8")
+    text = source if fault.passes and fault.name != "slow" else planted + source
+    (folder / f"{script.name}.py").write_text(text, encoding="utf-8")
     limit = [f"--aorta-timeout={HANG_S}"] if fault.name == "hang" else []
     code, output, seconds = run(folder, "pytest", *limit)
     return Cell(script.name, fault.name, round(seconds, 1), list(absent(script, fault, code, output)), output[-4000:])
@@ -202,6 +231,7 @@ def main() -> None:
     parser.add_argument("--scripts", default=",".join(SCRIPTS))
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--cuda", action="store_true")
     arguments = parser.parse_args()
     cells = [Cell(**cell) for cell in json.loads(arguments.out.read_text())] if arguments.out.exists() else []
     for script in (SCRIPTS[name] for name in arguments.scripts.split(",") if name):
@@ -211,10 +241,11 @@ def main() -> None:
         if not faults or done & {"init", "record"}:
             continue
         with tempfile.TemporaryDirectory(prefix="aorta-matrix-") as folder:
-            failed = prepared(Path(folder), script)
+            source = source_of(script, arguments.cuda)
+            failed = prepared(Path(folder), script, source)
             cells += failed
             for fault in [] if failed else faults:
-                cells.append(tried(Path(folder), script, fault))
+                cells.append(tried(Path(folder), script, source, fault))
                 print(f"{script.name}: {fault.name}: {cells[-1].text}", flush=True)
                 arguments.out.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
         arguments.out.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))

@@ -124,7 +124,8 @@ _HARNESS = re.compile(
     r"/pytest_aorta/(?:common|launch|plan|result|worker)/|^<frozen (?:runpy|importlib)|/importlib/__init__\.py$"
     r"|/torch/distributed/(?:run\.py|launch\.py|launcher/|elastic/)"
 )
-_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3\.\d+/|/torch/")
+# The last is a file that inductor has written.
+_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3\.\d+/|/torch/|/c[a-z2-7]{51}\.py$")
 # A frame of a traceback in a text: its first line, then its source, which is indented further.
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]*)", line \d+.*\n(?:    .*(?:\n|\Z))*', re.MULTILINE)
 

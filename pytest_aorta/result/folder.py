@@ -21,6 +21,8 @@ AGENT_LOG: Final = "agent.log"
 AGENT_FILE: Final = "agent.json"
 # Empty; the guard leaves this file before it asks the ranks for their stacks and ends them.
 STOPPING_FILE: Final = "stopping"
+# Host and versions of pytest, or of a node's agent, in a launch over several nodes.
+HELLO_FILE: Final = "hello.json"
 # Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
 RESULT_FILE: Final = "result.json"
 TRACE_FILE: Final = "trace.json.gz"

@@ -106,6 +106,15 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     return row.decided(outcome, float(after), float(before), "; ".join(details), delta)
 
 
+def cost_text(row: Row, cost: Cost, rank: int) -> str:
+    """Return the parts of a cost that came or went on a rank in the last launch; empty if none did."""
+    changes = (
+        cost_changes(row.launches[-1], row.others, cost, varying(row.others, cost)) if row.others[-1].costs else []
+    )
+    worst = next((change for change in changes if change.rank == rank and change.parts), None)
+    return _text(row, cost, worst, changes) if worst else ""
+
+
 def varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
     """Return the parts that differ between launches of unchanged code on any rank."""
     known = [by_rank(launch.costs, cost) or {} for launch in launches]

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.kineto_places import alike_layers
+from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.result.trace.schedule import Issued, Schedule
+from pytest_aorta.verdict.by_rank import cost_text
 from pytest_aorta.verdict.environment import other_versions
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.rows import Row
@@ -39,7 +41,9 @@ def judge_schedules(row: Row, value: Callable[[Schedule], float]) -> Verdict:
     outcome = Outcome.REGRESSION if excess > 0 else Outcome.IMPROVED if excess < 0 else Outcome.PASS
     details = []
     if outcome is Outcome.REGRESSION:
-        details = [cause_of_schedule(row.launches, row.others, rank)]
+        counts, lost = _cause(row.launches, row.others, rank)
+        # Where no collective lost what hides it, the step has other work.
+        details = [(not lost and cost_text(row, Cost.OPERATORS, rank)) or _sentence(counts, lost)]
         details += filter(None, [other_versions(row.launches[0], row.others[-1], str(row.reference))])
     delta = after - before if scale is Scale.POINTS else after / before - 1 if before else None
     return row.decided(outcome, float(after), float(before), "; ".join(details), delta)
@@ -57,8 +61,19 @@ def is_unchanged(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts])
     return bool(first) and all(other == first for other in further)
 
 
-def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], rank: int | None = None) -> str:
-    """Return which collectives of a rank, or of the first that differs, lost what could hide them; empty if none did.
+def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return which collectives of the first rank that differs lost what could hide them; empty if no rank differs."""
+    return _sentence(*_cause(launches, others))
+
+
+def _sentence(counts: str, lost: Sequence[str]) -> str:
+    return f"{counts}: {'; '.join(lost)}" if lost else counts
+
+
+def _cause(
+    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], rank: int | None = None
+) -> tuple[str, list[str]]:
+    """Return the counts of exposed collectives of a rank, or of the first that differs, and what each kind lost.
 
     Of a baseline, the first launch alone says how each collective was issued.
     """
@@ -66,12 +81,13 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
     both = [(after[one], before[one]) for one in after if one in before and rank in (None, one)]
     here, there = next((pair for pair in both if pair[0].values != pair[1].values), (None, None))
     if here is None or there is None:
-        return ""
+        return "", []
     known = _numbered(there.issued)
     changed = [(one, known.get(key)) for key, one in _numbered(here.issued).items()] if known else []
     lost = (
         [(one, was) for one, was in changed if one.serialized and not (was and was.serialized)]
         or [(one, was) for one, was in changed if one.exposed_us > (was.exposed_us if was else 0.0)]
+        or [(one, was) for one, was in changed if one.late_us > (was.late_us if was else 0.0)]
         or [(one, was) for one, was in changed if was is None]
     )
     groups: dict[tuple[str, str, str], list[_Change]] = defaultdict(list)
@@ -80,7 +96,7 @@ def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFa
     texts = [_text(changes) for changes in sorted(groups.values(), key=len, reverse=True)[:_MOST_NAMED]]
     counts = f"{here.serialized} of {here.collectives} collectives have nothing to hide under, "
     counts += str(there.serialized) + (f" of {there.collectives}" if here.collectives != there.collectives else "")
-    return f"{counts} before" + (f": {'; '.join(texts)}" if texts else "")
+    return f"{counts} before", texts
 
 
 def _numbered(issued: Sequence[Issued]) -> dict[tuple[str, str, int], Issued]:
@@ -112,6 +128,8 @@ class _Change(NamedTuple):
             return cls(now, "waits for", now.waits_for or _NO_COMPUTE, was.waits_for or _NO_COMPUTE)
         if now.awaited_by != was.awaited_by:
             return cls(now, "is awaited by", now.awaited_by or _NO_COMPUTE, was.awaited_by or _NO_COMPUTE)
+        if now.late_us > was.late_us:
+            return cls(now, f"waits for rank {now.sender} for", f"{now.late_us:.3g} us", f"{was.late_us:.3g} us")
         return cls(now, "is exposed for", f"{now.exposed_us:.3g} us", f"{was.exposed_us:.3g} us")
 
 

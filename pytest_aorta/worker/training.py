@@ -146,7 +146,7 @@ class Training:
     def _note_state(self, step: int, scaler: torch.amp.GradScaler | None) -> None:
         """Note what else the next step goes on from, which waits for the device."""
         self.samples()
-        for name, state_of in _GENERATORS.items():
+        for name, state_of in GENERATORS.items():
             self._note(step, RANDOM, digest(state_of())[:8], name)
         state = scaler.state_dict() if scaler is not None else {}
         for key, name in _OF_SCALER.items():
@@ -223,7 +223,7 @@ def hashed_samples(parts: Iterable[torch.Tensor]) -> list[str]:
 
 def random_state() -> str:
     """Return the begin of the hash of the state of torch's random numbers."""
-    return digest(_GENERATORS[""]())[:8]
+    return digest(GENERATORS[""]())[:8]
 
 
 def _numpy_state() -> list[Any]:
@@ -232,7 +232,7 @@ def _numpy_state() -> list[Any]:
 
 
 # Group of the setting of random numbers -> the state of the generator; that of torch on the CPU is in no group.
-_GENERATORS: Mapping[str, Callable[[], object]] = {
+GENERATORS: Mapping[str, Callable[[], object]] = {
     "": lambda: torch.get_rng_state().tolist(),
     "CUDA": lambda: torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else [],
     "NumPy": _numpy_state,

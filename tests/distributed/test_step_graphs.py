@@ -20,11 +20,15 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 layers = [nn.Linear(256, 256, bias=False) for _ in range(6)]
 model, batch = nn.Sequential(*layers), torch.randn(32, 256)
-works = []
-MAKE
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-for _ in range(20):
+rank, world = dist.get_rank(), dist.get_world_size()
+works, own_optimizer = [], torch.optim.SGD
+
+def step():
     model(batch).sum().backward()
+MAKE
+optimizer = own_optimizer(model.parameters(), lr=1e-6)
+for _ in range(20):
+    step()
     for work in works:
         work.wait()
     AFTER
@@ -58,6 +62,61 @@ class Gathered(nn.Module):
         return batch
 model = Gathered()
 """
+TENSOR_PARALLEL = """
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+plan = {str(number): RowwiseParallel() if number % 2 else ColwiseParallel() for number in range(6)}
+parallelize_module(model, init_device_mesh("cpu", (world,)), plan)
+"""
+PIPELINE = """
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+model = nn.Sequential(*layers[3 * rank : 3 * rank + 3])
+stage = PipelineStage(model, rank, world, torch.device("cpu"))
+schedule = SCHEDULE(stage, 4, loss_fn=lambda out, target: (out - target).pow(2).sum())
+def step():
+    schedule.step(target=batch) if rank else schedule.step(batch)
+"""
+EXPERTS = """
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+def exchange(rows):
+    return all_to_all_single_autograd(rows, [32 // world] * world, [32 // world] * world, dist.group.WORLD)
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared, self.expert = nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)
+    def forward(self, x):
+        FORWARD
+model = nn.Sequential(*[Experts() for _ in range(3)])
+"""
+BESIDE = "sent = exchange(x); shared = self.shared(x); return shared + exchange(self.expert(sent))"
+IN_LINE = "shared = self.shared(x); return shared + exchange(self.expert(exchange(x)))"
+SIMPLE = """
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.nn.utils import parametrize
+mesh = init_device_mesh("cpu", (world,))
+class Whole(nn.Module):
+    def forward(self, shard):
+        return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+for layer in layers:
+    layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
+    parametrize.register_parametrization(layer, "weight", Whole(), unsafe=True)
+"""
+BUCKETS = """
+torch._inductor.config.bucket_all_gathers_fx = torch._inductor.config.bucket_reduce_scatters_fx = "all"
+"""
+ZERO = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+model = DistributedDataParallel(model)
+def own_optimizer(parameters, lr):
+    return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=lr)
+"""
+BUCKETED = "model = DistributedDataParallel(model, bucket_cap_mb=0.3)"
+TWICE = """
+def step():
+    with model.no_sync():
+        model(batch).sum().backward()
+    model(batch).sum().backward()
+"""
+MESH = 'mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))\n'
 # Of each program: what makes the model, what follows backward, collectives that no product can hide, and all.
 PROGRAMS = {
     "FSDP2": (UNITS, "", 2, 18),
@@ -90,26 +149,98 @@ PROGRAMS = {
     "FSDP1": (FSDP1, "", 2, 18),
     # Their weights were gathered first, so backward reduces them last.
     "functional collectives": (GATHERED, "", 7, 12),
+    # The step that is counted is the one in which DDP lays its buckets out, with two broadcasts.
+    "DDP, static graph": (BUCKETED.replace("0.3", "0.3, static_graph=True"), "", 3, 5),
+    "DDP, two micro-batches": (BUCKETED + TWICE, "", 1, 3),
+    "HSDP": (MESH + UNITS.replace("layer)", "layer, mesh=mesh)").replace("model)", "model, mesh=mesh)"), "", 3, 24),
+    "tensor parallel": (TENSOR_PARALLEL, "", 5, 5),
+    "pipeline, 1F1B": (PIPELINE.replace("SCHEDULE", "Schedule1F1B"), "", 7, 8),
+    "pipeline, GPipe": (PIPELINE.replace("SCHEDULE", "ScheduleGPipe"), "", 5, 8),
+    "experts, beside": (EXPERTS.replace("FORWARD", BESIDE), "", 8, 11),
+    "experts, in line": (EXPERTS.replace("FORWARD", IN_LINE), "", 11, 11),
+    "ZeRO": (ZERO, "", 7, 8),
+    "SimpleFSDP": (SIMPLE, "", 12, 12),
+    "SimpleFSDP, aot_eager": (SIMPLE + 'model = torch.compile(model, backend="aot_eager")', "", 12, 12),
+    "SimpleFSDP, inductor": (SIMPLE + "model = torch.compile(model)", "", 12, 12),
+    "SimpleFSDP, buckets": (SIMPLE + BUCKETS + "model = torch.compile(model)", "", 2, 2),
 }
 
 
 # The others run nightly.
-OFTEN = ("FSDP2", "FSDP2, gathers wait", "DDP", "by hand in backward", "FSDP1")
-
-
-@pytest.mark.world(size=2)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.extended) for name in PROGRAMS]
+OFTEN = (
+    *("FSDP2", "FSDP2, gathers wait", "DDP", "by hand in backward", "FSDP1"),
+    *("tensor parallel", "experts, in line"),
 )
+
+
+def _case(name):
+    rarely = () if name in OFTEN else (pytest.mark.extended,)
+    return pytest.param(name, marks=[pytest.mark.world(size=4 if name == "HSDP" else 2), *rarely])
+
+
+@pytest.mark.parametrize("name", [*map(_case, PROGRAMS)])
 def test_collectives_that_compute_can_not_hide_are_counted(workload, tmp_path, name):
     make, after, serialized, collectives = PROGRAMS[name]
     (script := tmp_path / "train.py").write_text(START.replace("MAKE", make).replace("AFTER", after))
-    first, second = [costs.graph for costs in workload.run_script(str(script)).costs]
-    assert first == second, name
+    first, *others = [costs.graph for costs in workload.run_script(str(script)).costs]
+    # Each stage of a pipeline has a part of the model.
+    assert all(graph == first for graph in others) or "pipeline" in name, name
     assert first.problem == "", name
-    assert first.unseen == [], name
+    assert first.unseen == (["kernels that inductor fused"] if "torch.compile(model)" in make else []), name
     played = play(first)
     assert (played.serialized, played.collectives) == (serialized, collectives), name
+
+
+@pytest.mark.world(size=2)
+def test_stages_of_a_pipeline_are_played_together(workload, tmp_path):
+    make = PROGRAMS["pipeline, 1F1B"][0]
+    (script := tmp_path / "train.py").write_text(START.replace("MAKE", make).replace("AFTER", ""))
+    schedules = {group.ranks[0]: group.schedule for group in workload.run_script(str(script)).facts.schedules}
+    received = {rank: [one for one in found.issued if one.sender is not None] for rank, found in schedules.items()}
+    assert {rank: [one.sender for one in rows] for rank, rows in received.items()} == {0: [1] * 4, 1: [0] * 4}
+    # The second stage waits for the first micro-batch, and the first one for its return.
+    assert received[0][0].late_us > received[1][0].late_us > 0
+
+
+BATCH = """
+def step():
+    group = dist.group.WORLD
+    model(batch).sum().backward()
+    group._start_coalescing(batch.device)
+    dist.isend(batch, 1), dist.irecv(batch, 1)
+    group._end_coalescing(batch.device).wait()
+    model(batch).sum().backward()
+"""
+
+
+@pytest.mark.world(size=2, simulated=(0,))
+def test_one_work_stands_for_a_batch_of_messages(workload, tmp_path):
+    (script := tmp_path / "train.py").write_text(START.replace("MAKE", BATCH).replace("AFTER", ""))
+    [costs] = workload.run_script(str(script)).costs
+    played = play(costs.graph)
+    assert (played.serialized, played.collectives, played.unseen) == (2, 2, [])
+
+
+TRAINING = {"size": "debug", "n_layers": 2, "n_kv_heads": 4, "batch_size": 2, "steps": 3, "warmup": 0}
+# Of each built-in workload: its keys, collectives that no product can hide, and all.
+BUILT_IN = {
+    "context parallel": ("llama_fsdp2", {"context_parallel_degree": 2}, 13, 20),
+    "a bucket for each block": ("llama_simple_fsdp", {"bucketing": "transformer_block"}, 5, 12),
+    "no bucket": ("llama_simple_fsdp", {"bucketing": "none"}, 63, 63),
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(ranks, marks=pytest.mark.world(size=2, simulated=ranks)) for ranks in (False, (0,))]
+)
+def test_simulated_rank_has_the_collectives_to_hide_of_a_real_one(workload, name, ranks):
+    del ranks
+    program, config, serialized, collectives = BUILT_IN[name]
+    for costs in workload.run(program, **TRAINING | config).costs:
+        played = play(costs.graph)
+        assert (played.serialized, played.collectives, played.unseen) == (serialized, collectives, [])
 
 
 @pytest.mark.parametrize("name", ["FSDP2", pytest.param("DDP", marks=pytest.mark.extended)])

@@ -141,6 +141,10 @@ STEPS = {
         [said(10, "on 0"), op(12), op(14, READ), said(16, "on 1"), op(18, GATHER)],
         [("compute", []), ("all-gather", [0])],
     ),
+    "a size that the device computes": (
+        [said(10, "on 0"), op(12), op(14, "aten::nonzero"), said(16, "on 1"), op(18, GATHER)],
+        [("compute", []), ("all-gather", [0])],
+    ),
 }
 
 
@@ -155,6 +159,33 @@ def test_nodes_wait_for_what_the_host_asked_them_to(case, order):
     assert [(streams[node.stream], node.after) for node in costs.graph.nodes] == nodes
 
 
+def test_messages_have_the_other_rank():
+    events = [said(12, "requests 5 3", duration=2), op(12.5, "c10d::send")]
+    events += [said(15, "requests 6 4", duration=2), op(15.5, "c10d::recv_")]
+    document = trace(boundary(0), said(10, "on 0"), *events, boundary(100))
+    nodes = costs_of_step(document, lambda *_: None, lambda _: True, on_device=False).graph.nodes
+    assert [(node.name, node.sends_to, node.receives_from) for node in nodes] == [
+        ("send_recv", 3, None),
+        ("send_recv", None, 4),
+    ]
+
+
 def test_step_without_marks_says_so():
     costs = costs_of_step(trace(boundary(0), op(12), boundary(100)), lambda *_: 8, lambda _: True, on_device=False)
     assert costs.graph.problem == "the streams of the step were not marked"
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "unseen"),
+    [
+        ("cpu_op", "symm_mem::fused_all_gather_matmul", "transfers of symmetric memory"),
+        ("cuda_runtime", "cudaGraphLaunch", "operators of CUDA graphs"),
+        ("cuda_runtime", "hipGraphLaunch", "operators of CUDA graphs"),
+        ("user_annotation", "## Call CompiledFxGraph fabc ##", "kernels that inductor fused"),
+    ],
+)
+def test_what_a_graph_lacks_is_named(category, name, unseen):
+    hidden = event(category, name, 14, 0.5, TRAINING)
+    document = trace(boundary(0), said(10, "on 0"), op(12), hidden, op(16, GATHER), boundary(100))
+    costs = costs_of_step(document, lambda *_: None, lambda _: True, on_device=False)
+    assert costs.graph.unseen == [unseen]
