@@ -31,10 +31,8 @@ from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.learning import needs_another
-from pytest_aorta.verdict.metrics import Metric, Tolerance
-from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from pytest_aorta.verdict.verdicts import (
     Decided,
     Missing,
@@ -79,9 +77,7 @@ def gpus(count: int, model: str = H200) -> list[Device]:
 def launches_needed(facts: LaunchFacts, marked: dict[str, Tolerance], most: int = 10) -> int:
     """Return the number of launches that a recording takes if all are equal."""
     for count in range(1, most):
-        if not needs_another(
-            make_baseline(launches=stored(*[facts] * count)), marked, default_priors, make_options(launches=most)
-        ):
+        if not needs_another(make_baseline(launches=stored(*[facts] * count)), marked, make_options(launches=most)):
             return count
     return most
 
@@ -175,10 +171,6 @@ def launches_near(
     """Return launches of one block whose medians vary around ``p50``."""
     rng = random.Random(seed)
     return [with_p50(make_facts(**changes), p50 * (1 + rng.gauss(0, deviation))) for _ in range(count)]
-
-
-def default_priors(metric: Metric) -> VarianceComponents:
-    return default_variance(metric, "cuda")
 
 
 def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple[StoredLaunch, ...]:

@@ -190,7 +190,7 @@ def quick(p10: float, slow: float = 1.1, late: float = 0.0, **changes):
         (quick(15.0, late=5.0), quick(10.0), (Outcome.PASS, Outcome.REGRESSION)),
         (quick(15.0, late=5.0), quick(10.0, late=4.5), (Outcome.PASS, Outcome.PASS)),
         # On another machine, the difference between ranks is compared.
-        (quick(30.0, late=5.0, block="elsewhere"), quick(10.0), (Outcome.NOT_APPLICABLE, Outcome.REGRESSION)),
+        (quick(30.0, late=15.0, block="elsewhere"), quick(10.0), (Outcome.NOT_APPLICABLE, Outcome.REGRESSION)),
     ],
 )
 def test_gross_changes_of_unmarked_times_of_cpu_ranks_are_found(launch, recorded, expected):
