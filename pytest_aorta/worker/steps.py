@@ -34,12 +34,13 @@ class Progress:
     def __init__(self) -> None:
         """Map the file that the launch names; without a launch, map anonymous memory that nobody reads."""
         self._count = 0
-        self._bytes = mmap.mmap(-1, 8)
+        mapped = mmap.mmap(-1, 8)
         if folder := os.environ.get(variables.RANK_FOLDER):
             with (Path(folder) / PROGRESS_FILE).open("wb+") as file:
                 file.write(bytes(8))
                 file.flush()
-                self._bytes = mmap.mmap(file.fileno(), 8)
+                mapped = mmap.mmap(file.fileno(), 8)
+        self._number = memoryview(mapped).cast("Q")
 
     def advance(self, steps: int = 1) -> None:
         """Count more entered steps."""
@@ -48,7 +49,7 @@ class Progress:
     def enter(self, step: int) -> None:
         """Set the number of the entered step, counted from 1."""
         self._count = step
-        self._bytes[:8] = step.to_bytes(8, "little")
+        self._number[0] = step
 
 
 @dataclass(slots=True)
