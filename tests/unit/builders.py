@@ -307,7 +307,6 @@ def make_provenance(**changes: Any) -> Provenance:
 # Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
 BY_RANK = {
     "memory_bytes": "memory_bytes",
-    "boundary_hashes": "boundary_hashes",
     "elapsed": "elapsed_sec",
     "costs": "costs",
 }
