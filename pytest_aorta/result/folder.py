@@ -4,6 +4,7 @@ Programs that have to start quickly import this module, so it imports only small
 (``launch/process/guard.py``) cannot import the package at all and repeats the few names it uses; a test compares them.
 """
 
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -84,6 +85,6 @@ def rank_pids(run_dir: Path) -> dict[int, int]:
 def steps_entered(folder: Path) -> int:
     """Return how many measured steps a rank has entered, read from its folder; 0 if the rank left no count."""
     try:
-        return int.from_bytes(read_regular(folder / PROGRESS_FILE, 8), "little")
+        return int.from_bytes(read_regular(folder / PROGRESS_FILE, 8), sys.byteorder)
     except OSError:
         return 0
