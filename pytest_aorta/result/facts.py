@@ -20,6 +20,7 @@ from pytest_aorta.common.model import (
     Milliseconds,
     Model,
     Name,
+    NotNegative,
     Positive,
     Step,
     WeightHash,
@@ -184,6 +185,8 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         late_ms: how much less it waits in nine steps of ten, at least; likewise.
         memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
         memory_growth_bytes: its growth within the launch on each rank, likewise.
+        cpu_wait: for which part of the steps' time ranks waited for a CPU, at most: the sum over ranks and threads;
+            None if it is not known.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.overlap.Part`; empty if no
             step was profiled.
@@ -212,6 +215,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     late_ms: list[Finite] = field(default_factory=list)
     memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
+    cpu_wait: NotNegative | None = None
     exposed_ms: dict[str, Milliseconds] = field(default_factory=dict)
     breakdown_ms: dict[str, Milliseconds] = field(default_factory=dict)
     sm_clock_mhz: float | None = None
@@ -300,6 +304,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         memory_growth_bytes=_short(
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
         ),
+        cpu_wait=_cpu_wait([rank.cpu_wait for rank in result.ranks]),
         exposed_ms=_exposed(result.overlap),
         breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
@@ -315,6 +320,11 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
 def _memory_in_use(ranks: Sequence[Sequence[int]]) -> list[int]:
     is_known = all(len(values) >= _MIN_VALUES and min(values) > 0 for values in ranks)
     return [round(median(values)) for values in ranks] if is_known else []
+
+
+def _cpu_wait(ranks: Sequence[float | None]) -> float | None:
+    known = [wait for wait in ranks if wait is not None]
+    return round(sum(known), 3) if len(known) == len(ranks) else None
 
 
 def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:

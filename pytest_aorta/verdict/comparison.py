@@ -143,15 +143,21 @@ class _Comparison(ABC):
 def _gross(row: Row, decision: Decision, center: Value) -> Verdict:
     """Return the verdict on a time of CPU ranks that no marker names: only what noise can't explain is a finding.
 
-    Other work on the machine slows some steps of a launch. So if steps are slower, the fast ones have to be slower than
-    the slow ones of the other side.
+    Other work on the machine slows steps of a launch. So if steps are slower, the fast ones have to be slower than the
+    slow ones of the other side, also without the time for which ranks waited for a CPU.
     """
     is_time = row.metric.scale is Scale.RELATIVE
     slow_ms = max(launch.step_time_ms["p99"] for launch in row.others) if is_time else 0.0
-    if decision.outcome is Outcome.REGRESSION and isinstance(row.value, float) and row.value > slow_ms:
-        return row.by_decision(decision, center, cause_of(row.metric.name, row.launches, row.others))
+    waits = [launch.cpu_wait for launch in row.launches]
+    least_ms = row.value if isinstance(row.value, float) else 0.0
+    hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
+    if decision.outcome is Outcome.REGRESSION and least_ms > slow_ms:
+        most = max(1.0 if wait is None else wait for wait in waits)
+        if least_ms * (1 - most) > slow_ms:
+            return row.by_decision(decision, center, cause_of(row.metric.name, row.launches, row.others))
+        known = "it is not known how long" if None in waits else f"for {most:.0%} of the time,"
+        hidden = f"{known} ranks waited for a CPU"
     if decision.outcome in (Outcome.REGRESSION, Outcome.INCONCLUSIVE):
-        hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
         return row.not_applicable(Reason.UNMARKED_CPU_TIMES, hidden, row.value, center)
     if decision.outcome is Outcome.IMPROVED:
         decision = replace(decision, outcome=Outcome.PASS)
