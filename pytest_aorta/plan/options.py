@@ -19,8 +19,6 @@ from pytest_aorta.common.text import brief, did_you_mean
 
 # Replaces the suffix of the file of --aorta-markdown: the same findings as data.
 FINDINGS_SUFFIX = ".findings.json"
-# Likewise: the schedules of failed tests as a picture.
-DRAWN_SUFFIX = ".svg"
 TORCH = "torch"
 
 
