@@ -65,7 +65,8 @@ def main() -> None:
     arguments = parser.parse_args()
     programs: dict[str, list[list[LaunchFacts]]] = defaultdict(list)
     for (program, _, _), launches in stretches(DATA).items():
-        programs[program].append(launches)
+        # Recorded before waits for a CPU were, without which there are more alarms.
+        programs[program].append([one.replace(cpu_wait=0.0) for one in launches])
     rng, num_alarms, num_draws = random.Random(arguments.seed), 0, 0
     print("| recorded | planted | metric | regression | pass | not compared | launches a comparison |")
     print("| --- | --- | --- | --- | --- | --- | --- |")

@@ -20,8 +20,6 @@ from pytest_aorta.plan.side import parse_side
 
 # Replaces the suffix of the file of --aorta-markdown: the same findings as data.
 FINDINGS_SUFFIX = ".findings.json"
-# Likewise: the schedules of failed tests as a picture.
-DRAWN_SUFFIX = ".svg"
 TORCH = "torch"
 
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, zip_longest
-from pathlib import Path
 from typing import TypeAlias, cast
 
 import numpy as np
 
-from pytest_aorta.common.files import write_text
-from pytest_aorta.report.data import Case, Launch, Report
+from pytest_aorta.report.data import Case, Launch
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import hashes_by_name
 from pytest_aorta.result.trace.overlap import Intervals, Lane, Part, difference, intersection, union
@@ -25,10 +23,6 @@ from pytest_aorta.result.trace.profiled_steps import Collective
 from pytest_aorta.result.trace.schedule import Schedule
 
 _NS_PER_MS, _NS_PER_US = 1_000_000, 1000
-PICTURE_FILE = "timeline.svg"
-# A picture is viewed as a whole and can't be zoomed, so larger timelines are left to the HTML page.
-MAX_PANELS = 4
-MAX_ROWS = 48
 # Those of the page's light theme.
 _COLORS: dict[str, str] = {
     Lane.COMPUTE: "#0072b2",
@@ -286,16 +280,6 @@ def _color(kind: str) -> str:
 
 def _text(left: float, bottom: float, text: str, style: str = "") -> str:
     return f'<text x="{left:.1f}" y="{bottom:.1f}" {style}>{html.escape(text)}</text>'
-
-
-def write_picture(report: Report, file: Path, draw: Sequence[Callable[[Case], Drawing | None]]) -> list[Path]:
-    """Draw the first cases of which something is known into a file, which is returned; no file without such a case."""
-    cases = [(f"{test.record.nodeid} {case.name}", case) for test in report.tests for case in test.cases]
-    drawn = [(title, drawing) for title, case in cases for of in draw if (drawing := of(case))]
-    panels = [(title, drawing) for title, drawing in drawn if len(drawing.rows) <= MAX_ROWS][:MAX_PANELS]
-    if panels:
-        write_text(file, svg(panels))
-    return [file] if panels else []
 
 
 def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[tuple[float, float]]]:

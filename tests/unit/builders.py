@@ -125,8 +125,7 @@ def make_facts(**changes: Any) -> LaunchFacts:
         provenance=Provenance("2026-01-02T03:04:05Z", "0123456789ab"),
         launcher="torchrun",
         num_steps=20,
-        step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0},
-        step_time_sample_ms=[10.0] * 20,
+        step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0},
         metrics={},
         weight_hashes={"10": "0" * 16, "9": "1" * 16},
         final_loss=None,
@@ -308,7 +307,6 @@ def make_provenance(**changes: Any) -> Provenance:
 # Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
 BY_RANK = {
     "memory_bytes": "memory_bytes",
-    "boundary_hashes": "boundary_hashes",
     "elapsed": "elapsed_sec",
     "costs": "costs",
 }

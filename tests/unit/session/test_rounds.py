@@ -182,7 +182,7 @@ def test_test_id_with_brackets_can_be_pasted_into_a_shell():
     assert lines[-1].startswith("  accept    pytest 'tests/test_a.py::test_x[a b]' ")
 
 
-SLOW = dict.fromkeys(("mean", "p50", "p99", "tail5", "max"), 40.0)
+SLOW = dict.fromkeys(("mean", "p50", "p99", "tail5"), 40.0)
 
 
 @pytest.mark.parametrize("commit", [(), ("a1b2c3d", "4 days ago")], ids=["no commit", "a commit"])
