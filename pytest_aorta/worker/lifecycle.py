@@ -62,7 +62,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
 def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[], None]) -> None:
     """Run a script or a module, which may record its steps itself."""
     pid = os.getpid()
-    record_script(plan.record or StepRecording())
+    _record_script(plan.record or StepRecording())
     given = dict(os.environ)
     has_left = _run_script(program, list(plan.args))
     # A script may clear its environment.
@@ -194,7 +194,7 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
     Neither waits for other ranks: the command decides when each of them ends.
     """
     plan = _begin(run_dir)
-    record_script(plan.record or StepRecording())
+    _record_script(plan.record or StepRecording())
 
     def write_result() -> None:
         _leave_returned(folder)
@@ -251,7 +251,7 @@ def _load_workload(spec: WorkloadSpec) -> Any:
     return found
 
 
-def record_script(record: StepRecording) -> None:
+def _record_script(record: StepRecording) -> None:
     """Record the steps of the script that runs next in this process; set seeds and deterministic algorithms if asked.
 
     Each rank has a seed of its own, so that ranks that draw their data draw different data.
