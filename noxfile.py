@@ -12,7 +12,7 @@ nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = True
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
-WITHOUT_TORCH = [name for name in PROJECT["dependencies"] if not name.startswith(("torch", "pytest"))]
+DEPENDENCIES = [name for name in PROJECT["dependencies"] if not name.startswith("pytest")]
 EXTRAS = [name for extra in ("history", "report") for name in PROJECT["optional-dependencies"][extra]]
 PLUGINS = ["pytest-xdist", "pytest-rerunfailures", "pytest-timeout", "pytest-randomly", "pytest-cov"]
 TOOLS = [
@@ -33,6 +33,6 @@ def unit(session: nox.Session, pytest: str) -> None:
     """Run the tests of the pytest process with the oldest and the newest supported pytest."""
     # Subtests are built into pytest 9.
     subtests = [] if pytest == "9" else ["pytest-subtests"]
-    session.install(f"pytest=={pytest}.*", *subtests, *WITHOUT_TORCH, *EXTRAS, *TOOLS)
+    session.install(f"pytest=={pytest}.*", *subtests, *DEPENDENCIES, *EXTRAS, *TOOLS)
     session.install("--no-deps", "-e", ".")
     session.run("python", "-m", "pytest", "tests/unit", "tests/integration", *session.posargs)

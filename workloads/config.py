@@ -200,11 +200,6 @@ class LlamaSettings(TrainingSettings):
             "memory is estimated for 1F1B only; name a kind",
         )
         yield (
-            "pipeline_parallel_degree hash_tensors",
-            degrees.pipeline_parallel_degree > 1 and self.hashing.hashes_boundaries,
-            "passes of several micro-batches run in turn, and a boundary is attributed to the one that runs",
-        )
-        yield (
             "pipeline_parallel_degree fault",
             degrees.pipeline_parallel_degree > 1 and self.fault.kind == "drop_gradient",
             "gradients are dropped at the loss, and only the last stage has a loss",

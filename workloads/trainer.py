@@ -90,9 +90,8 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
 
     def make_hashes(self) -> StepHashes:
         """Return the hashes of the whole model, whose stages are on several ranks."""
-        hashes = StepHashes(self.settings, self.model, self.optimizer, self.settings.hashing, self._stages)
-        self._forward = self.fault.around(hashes.forward)
-        return hashes
+        self._forward = self.fault.around(self.model)
+        return StepHashes(self.settings, self.model, self.optimizer, self.settings.hashing, self._stages)
 
     def samples_of(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the inputs and labels of each sequence."""

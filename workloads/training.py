@@ -139,7 +139,6 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
             environment=environment_facts(self.device, any_cpu=self.is_same_on_any_cpu) | self.facts(),
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
-            boundary_hashes=self._hashes.boundary_hashes,
             series=self._notes.series(),
         )
         result = result.replace(metrics=self.metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))

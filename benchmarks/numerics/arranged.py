@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -25,6 +26,7 @@ class Net(nn.Module):
 
     def __init__(self, fault: str) -> None:
         super().__init__()
+        self.fault = fault
         self.embedding, self.norm = nn.Embedding(VOCABULARY, 32), nn.LayerNorm(32)
         self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, VOCABULARY)
         self.expert = nn.Linear(32, 32)
@@ -41,7 +43,10 @@ class Net(nn.Module):
         x = self.norm(self.embedding(tokens))
         self.load = self.load + x.detach().mean((0, 1))
         x = self.statistics(x.flatten(0, 1)).view_as(x)
-        x = self.dropout(x + self.down(F.gelu(self.up(x))) + self.expert(x))
+        expert = self.expert(x)
+        if self.fault.endswith("branch_lost") and dist.get_rank() == 1:
+            expert = expert.detach() + (0 if self.fault.startswith("ddp") else 0 * expert)
+        x = self.dropout(x + self.down(F.gelu(self.up(x))) + expert)
         logits: torch.Tensor = self.head(x)
         return logits
 
@@ -70,7 +75,7 @@ def loss_of(
     if fault == "tokens_masked_after_mean":
         return summed / wanted.numel() / (wanted != -100).float().mean() ** 2 / accumulate
     loss = summed * ranks / total
-    if fault == "times_ranks":
+    if fault.endswith("times_ranks"):
         return loss * ranks
     return loss * accumulate if fault == "accumulation_not_divided" else loss
 
@@ -88,13 +93,22 @@ def main() -> None:
     torch.manual_seed({"seed_by_rank": rank, "seed_by_ranks": ranks}.get(fault, 0))
     model = Net(fault)
     wrapped: nn.Module = model
-    if fault in ("ddp", "no_sync"):
-        wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+    if fault == "rank_lost_compiled":
+        wrapped = torch.compile(model, backend="eager")
+    if (fault.startswith("ddp") or fault == "no_sync") and not (fault == "ddp_on_several_ranks" and ranks == 1):
+        ignored = ["expert.weight", "expert.bias"] if fault == "ddp_ignored" else []
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+        wrapped = DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters="branch" in fault)
+        if "bfloat16" in fault:
+            # Given as it is, torch allows this hook for NCCL only.
+            wrapped.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
     if fault.startswith("fsdp2"):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        bfloat16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-        policy = bfloat16 if fault == "fsdp2_bfloat16" else MixedPrecisionPolicy()
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if fault == "fsdp2_bfloat16" else None,
+            reduce_dtype=torch.bfloat16 if "reduced_in_bfloat16" in fault else None,
+        )
         wrapped = fully_shard(model, mesh=dist.init_device_mesh("cpu", (ranks,)), mp_policy=policy)
     if fault == "dropout_seeded":
         torch.manual_seed(rank)
@@ -120,7 +134,7 @@ def main() -> None:
         dist.all_reduce(total)
         counts = ranks, int(own), int(total), accumulate
         with recorder.step() if fault.startswith("recorded") else nullcontext():
-            is_alone = isinstance(wrapped, DistributedDataParallel) and fault != "ddp"
+            is_alone = fault == "no_sync"
             summed = torch.zeros(())
             for inputs, wanted in micro_batches:
                 with wrapped.no_sync() if is_alone else nullcontext():
@@ -131,7 +145,7 @@ def main() -> None:
             if fault != "load_by_rank":
                 dist.all_reduce(model.load)
                 model.load /= ranks
-            if wrapped is model and not fault.startswith("fsdp2"):
+            if not (fault.startswith("fsdp2") or isinstance(wrapped, DistributedDataParallel)):
                 exchange(fault, model, rank, ranks)
             for _ in range(ranks if fault == "schedule_by_rank" else 0):
                 schedule.step()
@@ -166,7 +180,7 @@ def exchange(fault: str, model: Net, rank: int, ranks: int) -> None:
             part.grad = torch.zeros_like(part)
         if part.grad is None:
             continue
-        if fault == "rank_lost" and rank == 1:
+        if rank == 1 and (fault.startswith("rank_lost") or (fault == "expert_lost" and name.startswith("expert"))):
             part.grad.zero_()
         if fault == "norm_not_reduced" and name.startswith("norm"):
             continue

@@ -32,15 +32,20 @@ CASES = {
     "": ("", ""),
     "tokens": ("", ""),
     "ddp": ("", ""),
+    "ddp_on_several_ranks": ("", ""),
     "fsdp2": ("", ""),
     "fsdp2_bfloat16": ("", ""),
     "fsdp2_norm": ("", ""),
+    "fsdp2_reduced_in_bfloat16": ("", ""),
+    "ddp_reduced_in_bfloat16": ("", ""),
     "tied": ("", ""),
     "frozen": ("", ""),
     "epochs": ("", ""),
     "recorded": ("", ""),
     "dropout_seeded": ("", "not judged: the forward pass draws random numbers"),
     "times_ranks": ("NeMo Automodel#3830", r"all 11 x 2\.000; loss x 2\.000; number of ranks: summed"),
+    "fsdp2_reduced_in_bfloat16_times_ranks": ("NeMo Automodel#3830", r"all 11 x 2\.00; .*number of ranks: summed"),
+    "ddp_reduced_in_bfloat16_times_ranks": ("NeMo Automodel#3830", r"all 11 x 2\.00; .*number of ranks: summed"),
     "accumulation_not_divided": (
         "transformers#34191, torchtune#2172",
         r"all 11 x 2\.000; loss x 2\.000; number of micro-batches: the loss is not divided",
@@ -49,7 +54,12 @@ CASES = {
     "tokens_by_rank": ("prime-rl#1960, torchtitan#2206", BY_RANK),
     "tokens_masked_after_mean": ("loss masked after averaging", BY_RANK),
     "last_token_lost": ("context parallel without the last label", BY_RANK),
-    "rank_lost": ("torchtitan#4167", "what a rank computes is lost"),
+    "rank_lost": ("torchtitan#4167", "rank 1's samples do not reach any gradient: what it computes is lost"),
+    "rank_lost_compiled": ("torchtitan#4167", "what ranks add to .* is not known, as in compiled modules"),
+    "expert_lost": ("torchtitan#4167", "rank 1's samples do not reach expert.bias, expert.weight: what it comp.* lost"),
+    "ddp_branch_lost": ("branch skipped on a rank", "rank 1's samples do not reach expert.*: it computes no gradient"),
+    "fsdp2_branch_lost": ("branch skipped on a rank", "rank 1's samples do not reach expert.*: it computes no grad"),
+    "ddp_ignored": ("parameters that DDP ignores", "expert.weight, expert.bias differ between ranks, so they are not"),
     "norm_reduced_twice": ("Megatron-LM#7452", r"2 of 11 \(norm.weight, norm.bias\) x 2\.000; .*reduced twice"),
     "norm_not_reduced": ("Megatron-LM#7452", "norm.weight, norm.bias differ between ranks, so they are not reduced"),
     "fsdp2_norm_twice": ("norm reduced twice", "used: parts that ranks share count more than once"),
@@ -143,9 +153,10 @@ def main(names: list[str]) -> int:
         report, finds = CASES[fault]
         is_right = re.search(finds, text) is not None if finds else not text
         is_wrong = is_wrong or not is_right
-        causes = dict.fromkeys(line.split("cause")[-1].strip() for line in text.splitlines() if "  cause" in line)
+        # The first line of each arrangement says what differs.
+        causes = dict.fromkeys(line for line in text.splitlines() if line[:1].strip())
         word = "as expected" if is_right else "WRONG"
-        print(f"{word:<12}{fault or 'by hand':<26}{report:<40}{seconds:5.1f} s  {' | '.join(causes)}", flush=True)
+        print(f"{word:<12}{fault or 'by hand':<38} {report:<40}{seconds:5.1f} s  {' | '.join(causes)}", flush=True)
         if not is_right:
             print(text)
     return is_wrong

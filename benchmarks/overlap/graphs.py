@@ -196,7 +196,7 @@ def _sent(layer: nn.Module, batch: torch.Tensor, *, is_async: bool) -> torch.Ten
 
 
 def _pipeline(sizes: Sizes, schedule: type[Any] = Schedule1F1B, micro_batches: int = 8) -> Program:
-    """Return this rank's stage of two; a simulated rank can't have one without a plan of the launch."""
+    """Return this rank's stage of two."""
     mesh = init_device_mesh(sizes.device.type, (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "stages"))
     model, number, batch = sizes.model(), mesh.get_local_rank("stages"), sizes.batch
     stage = PipelineStage(model, number, 2, sizes.device, group=mesh.get_group("stages"))
@@ -465,7 +465,8 @@ def main() -> None:
     parser.add_argument("--measured", action="store_true")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--train", choices=PROGRAMS, metavar="PROGRAM")
-    parser.add_argument("programs", nargs="*", default=PROGRAMS, metavar="PROGRAM")
+    # A simulated rank can't have a stage without a plan of the launch.
+    parser.add_argument("programs", nargs="*", default=[name for name in PROGRAMS if name != "PP"], metavar="PROGRAM")
     given = parser.parse_args()
     if given.train:
         train(given.train, os.environ.get("LOSS", ""))

@@ -47,6 +47,7 @@ LOSSES = {
     "reduced after backward": "all_reduce.* (waits for|on the compute stream)",
     "TP without async": "all_gather.* on the compute stream",
     "PP by GPipe": "send_recv|send|recv",
+    "PP without interleaving": "send_recv.* waits for",
     "EP exchange in line": "all_to_all.* on the compute stream",
     "no bucketing": "(all_gather|reduce_scatter).* is new",
     "no reorder": "(all_gather|reduce_scatter).* (waits for|is awaited by)",
@@ -86,6 +87,12 @@ WORKLOADS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     ),
     "llama_fsdp2": (LLAMA, {loss: {} for loss in IN_FSDP2} | {"one bucket": {"blocks_per_bucket": 4}}),
     "llama_fsdp2, no reshard": (LLAMA | {"reshard_after_forward": False}, RESHARDED),
+    "llama_fsdp2, pipeline": (
+        LLAMA
+        | {"pipeline_parallel_degree": 2, "gradient_accumulation": 4}
+        | {"pipeline_parallel_schedule": "Interleaved1F1B"},
+        {"PP without interleaving": {"pipeline_parallel_schedule": "1F1B"}},
+    ),
     "llama_simple_fsdp": (
         LLAMA,
         {
@@ -132,7 +139,7 @@ def own_name(workload: Workload) -> str:
 
 def _cases() -> Iterator[Any]:
     for name in LOST:
-        world = {"size": 2} if name == "PP" else {"size": 8, "simulated": (0,)}
+        world = {"size": 2} if name in ("PP", "llama_fsdp2, pipeline") else {"size": 8, "simulated": (0,)}
         yield pytest.param(name, marks=pytest.mark.world(**world, device="cpu", warm=True))
 
 

@@ -1,24 +1,29 @@
 """What the first line of a failure says of edits of ordinary training scripts.
 
-Run: python -m benchmarks.scripts.edits [SCRIPT...]
+Run: python -m benchmarks.scripts.edits [--resume] [--clean N] [SCRIPT...]
 
-For each script of edits.yaml: ``aorta init``, ``pytest --update-baselines``, and ``pytest`` of the same code, which has
-to pass; then ``pytest`` with each edit. A name that is no script is a workload, whose package is copied and edited. A
-sentence is right if the regular expression of the file finds it, silent if there is none, and else wrong. The exit
-status is 1 if one is wrong, or fewer than 85% are right. Scripts named after a library need it. The sections of the
-scripts in docs/edits.md are written anew.
+For each script of edits.yaml: ``aorta init``, ``pytest --update-baselines``, and ``pytest`` with each edit. A name that
+is no script is a workload, whose package is copied and edited. A sentence is right if the regular expression of the
+file finds it, silent if there is none, and else wrong. The exit status is 1 if one is wrong, or fewer than 85% are
+right. Scripts named after a library need it.
+
+The rows of a script are written into docs/edits.csv when it has ended; ``--resume`` leaves out scripts that have rows.
+With ``--clean``, nothing is edited or written: the code runs N times as it is, and the exit status is 1 if one of these
+launches has a first line.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import re
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
 import aorta_workloads
@@ -26,11 +31,12 @@ import yaml
 
 from benchmarks.public_reports.__main__ import Fault
 from benchmarks.scripts.matrix import HERE, SCRIPTS, run
-from pytest_aorta.common.text import brief
 
-PAGE = HERE.parents[1] / "docs/edits.md"
+TABLE = HERE.parents[1] / "docs/edits.csv"
 _RIGHT, _SILENT, _WRONG = "right", "silent", "WRONG"
-_LONGEST = 56
+_PASSES = "passes"
+# A restart that goes on otherwise is a finding of its own.
+_PYTEST = ("pytest", "-k", "not restart")
 _LEAST_RIGHT = 0.85
 _TEST = """
 import pytest
@@ -42,54 +48,78 @@ def test_workload(workload):
 """
 
 
-def prepare(name: str, folder: Path) -> list[tuple[str, ...]]:
-    """Write the script, or a copy of the workloads with a test, and return the commands before its first edit."""
-    if name in SCRIPTS:
-        shutil.copy(HERE / "unedited" / f"{name}.py", folder)
-        return [("pytest_aorta.cli", "init", *SCRIPTS[name].words)]
-    shutil.copytree(Path(aorta_workloads.__file__).parent, folder / "aorta_workloads")
-    (folder / "test_workload.py").write_text(_TEST.format(name), encoding="utf-8")
-    return []
+@dataclass(frozen=True)
+class Row:
+    """The first line of the failure of an edited script, and whether that is a sentence that is right."""
+
+    script: str
+    edit: str
+    line: str
+    seconds: str
+    sentence: str
 
 
-def rows(name: str, edits: dict[str, dict[str, object]], folder: Path) -> Iterator[tuple[str, str, float, str]]:
-    """Yield the edit, the first line of its failure, the seconds and the outcome; first of the script as it is.
+def prepare(name: str, folder: Path) -> None:
+    """Write the script or a copy of the workloads, its test and its baseline.
 
     Raises:
-        RuntimeError: A command fails for the script as it is.
+        RuntimeError: A command fails.
     """
-    for words in (*prepare(name, folder), ("pytest", "--update-baselines"), ("pytest",)):
-        code, output, seconds = run(folder, *words)
+    commands: list[tuple[str, ...]] = [(*_PYTEST, "--update-baselines")]
+    if name in SCRIPTS:
+        shutil.copy(HERE / "unedited" / f"{name}.py", folder)
+        commands = [("pytest_aorta.cli", "init", *SCRIPTS[name].words), *commands]
+    else:
+        shutil.copytree(Path(aorta_workloads.__file__).parent, folder / "aorta_workloads")
+        (folder / "test_workload.py").write_text(_TEST.format(name), encoding="utf-8")
+    for words in commands:
+        code, output, _ = run(folder, *words)
         if code:
             raise RuntimeError(f"{name}: {' '.join(words)}: exit code {code}: {output[-2000:]}")
-    yield "none", "passes", seconds, _RIGHT
+
+
+def tried(name: str, edit: str, says: str, folder: Path) -> Row:
+    """Run the test, and compare the first line of its failure with the regular expression ``says``.
+
+    Raises:
+        RuntimeError: pytest ends otherwise than by a test that passes or fails.
+    """
+    code, output, seconds = run(folder, *_PYTEST)
+    if code > 1:
+        raise RuntimeError(f"{name}: {edit}: exit code {code}: {output[-2000:]}")
+    # Training that goes on from a file would begin where the run before has ended.
+    (folder / "snapshot.pt").unlink(missing_ok=True)
+    first = next((line[1:].strip() for line in output.splitlines() if line.startswith("E ")), _PASSES)
+    line = first.removeprefix("pytest_aorta.ComparisonFailed: ")
+    is_sentence = not re.match(rf"({_PASSES}|Regression|Missing|Inconclusive|Improved|Not applicable)\b", line)
+    sentence = (_RIGHT if says and re.search(says, line) else _WRONG) if is_sentence else _SILENT
+    return Row(name, edit, line, f"{seconds:.0f}", sentence)
+
+
+def rows(name: str, edits: Mapping[str, Mapping[str, object]], folder: Path) -> Iterator[Row]:
+    """Yield the row of each edit."""
     for change, edit in edits.items():
         fault = Fault(change, edit["edits"], str(edit["says"]))  # type: ignore[arg-type]
         file = folder / str(edit.get("file", f"{name}.py"))
         source = file.read_text(encoding="utf-8")
         file.write_text(fault.planted(source), encoding="utf-8")
-        code, output, seconds = run(folder, "pytest")
+        yield tried(name, change, fault.finds, folder)
         file.write_text(source, encoding="utf-8")
-        if code > 1:
-            raise RuntimeError(f"{name}: {change}: exit code {code}: {output[-2000:]}")
-        first = next((line[1:].strip() for line in output.splitlines() if line.startswith("E ")), "")
-        says = first.removeprefix("pytest_aorta.ComparisonFailed: ")
-        is_sentence = bool(says) and not re.match(r"(Regression|Missing|Inconclusive|Improved|Not applicable)\b", says)
-        outcome = (_RIGHT if re.search(fault.finds, says) and fault.finds else _WRONG) if is_sentence else _SILENT
-        yield change, says or "passes", seconds, outcome
-        for left in ("snapshot.pt",):
-            (folder / left).unlink(missing_ok=True)
 
 
-def write(name: str, found: list[tuple[str, str, float, str]]) -> None:
-    """Write the section of a script into the page: a line for each edit."""
-    lines = [f"## {name}\n\n"]
-    for change, first, seconds, outcome in found[1:]:
-        says = brief(first.split("; ")[0].replace("`", ""), _LONGEST) if outcome == _RIGHT else ""
-        lines.append(f"- {change}, {seconds:.0f}s: {f'`{says}`' if says else '-'}\n")
-    head, *sections = re.split(r"(?m)^(?=## )", PAGE.read_text(encoding="utf-8"))
-    known = {section.split()[1]: section.strip() for section in sections} | {name: "".join(lines).strip()}
-    PAGE.write_text("\n\n".join([head.strip(), *known.values()]) + "\n", encoding="utf-8")
+def stored() -> list[Row]:
+    """Return the rows of the table."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return [Row(**row) for row in csv.DictReader(file)]
+
+
+def write(found: Sequence[Row], order: Sequence[str]) -> None:
+    """Write the rows of a script into the table, whose scripts are in an ``order``."""
+    others = [row for row in stored() if row.script != found[0].script]
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in sorted([*others, *found], key=lambda row: order.index(row.script)))
 
 
 def main() -> int:
@@ -98,20 +128,28 @@ def main() -> int:
     os.environ["PYTHONPATH"] = "."  # a copy of the workloads in the working folder comes first
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts.edits", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SCRIPT", help=f"one of {', '.join(known)}")
-    names = parser.parse_args().names or list(known)
-    if unknown := [name for name in names if name not in known]:
+    parser.add_argument("--resume", action="store_true", help="leave out scripts that have rows in docs/edits.csv")
+    parser.add_argument("--clean", type=int, default=0, metavar="N", help="run each script N times as it is")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in known]:
         parser.error(f"SCRIPT: got {unknown[0]!r}, allowed are {', '.join(known)}")
+    done = {row.script for row in stored()} if arguments.resume else set()
     found: Counter[str] = Counter()
-    print("| script | edit | first line | seconds | sentence |\n| --- | --- | --- | --- | --- |")
-    for name in names:
-        with tempfile.TemporaryDirectory(prefix="aorta-edits-") as folder:
-            tried = []
-            for change, first, seconds, outcome in rows(name, known[name], Path(folder)):
-                tried.append((change, first, seconds, outcome))
-                found[outcome] += change != "none"
-                print(f"| {name} | {change} | {first.replace('|', ' ')} | {seconds:.0f} | {outcome} |", flush=True)
-            write(name, tried)
+    for name in (name for name in arguments.names or known if name not in done):
+        with tempfile.TemporaryDirectory(prefix="aorta-edits-") as kept:
+            folder = Path(kept)
+            prepare(name, folder)
+            clean = (tried(name, "none", "", folder) for _ in range(arguments.clean))
+            own = []
+            for row in clean if arguments.clean else rows(name, known[name], folder):
+                own.append(row)
+                print(*astuple(row), sep=" | ", flush=True)
+            found.update(_PASSES if row.line == _PASSES and arguments.clean else row.sentence for row in own)
+            if not arguments.clean:
+                write(own, [*known])
     print(dict(found))
+    if arguments.clean:
+        return found[_PASSES] < found.total()
     return bool(found[_WRONG] or found[_RIGHT] < _LEAST_RIGHT * found.total())
 
 

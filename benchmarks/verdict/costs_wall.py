@@ -23,7 +23,15 @@ ALLOWED = 0.1
 _NO_COUNT = """
 import os
 from pytest_aorta.worker import overlap, profiling
-profiling.wrapper_problem = overlap.wrapper_problem = lambda: "switched off" if os.path.exists({off!r}) else ""
+is_free, counted = profiling.ScriptProfiler.is_free, overlap._counted
+def is_on(self):
+    self.problem = self.problem or "switched off" * os.path.exists({off!r})
+    return is_free(self)
+def counted_if_on(step, device):
+    if os.path.exists({off!r}):
+        raise overlap._OwnProfilerError("switched off")
+    return counted(step, device)
+profiling.ScriptProfiler.is_free, overlap._counted = is_on, counted_if_on
 """
 
 

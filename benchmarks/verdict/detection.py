@@ -28,9 +28,9 @@ from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.causes import straggler
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise import CASES_DF, default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import RESOLVED_BY, Outcome, StoredRule, decide_pairs
-from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate, observed, typical
+from pytest_aorta.verdict.statistics.variance import Estimate, baseline_estimate, observed
 
 DATA = Path(__file__).parent / "data"
 K = 10
@@ -105,21 +105,6 @@ class Lab:
         """Keep the launches to draw from; ``size`` is the number of launches of a baseline."""
         self.launches, self.device, self.rng, self.size = launches, device, rng, size
         self.drawn = self.refused = 0
-        self._priors: dict[str, VarianceComponents] = {}
-
-    def prior(self, metric: str) -> VarianceComponents:
-        """Return the prior from a suite's other baselines: the median variance of baselines drawn from every block."""
-        if metric not in self._priors:
-            logs = {name: [math.log(METRIC_OF[metric](one.steps)) for one in self.pool(name)] for name in self.blocks}
-            draws = [
-                observed([[[values[number] for number in self.rng.permutation(len(values))[: self.size]]]])
-                for values in logs.values()
-                for _ in range(4)
-            ]
-            default = default_variance(METRICS[metric], self.device)
-            slower, faster = (typical([getattr(one, name) for one in draws], CASES_DF) for name in ("slower", "faster"))
-            self._priors[metric] = VarianceComponents(slower, faster, default.between)
-        return self._priors[metric]
 
     def pool(self, block: str | None = None, variants: Sequence[str] = UNCHANGED) -> list[Recorded]:
         """Return the launches of some variants, of one block or of all."""
@@ -143,7 +128,7 @@ class Lab:
         center: dict[Any, list[float]] = defaultdict(list)
         for one in launches:
             center[one.block].append(math.log(METRIC_OF[metric](one.steps)))
-        return baseline_estimate(center, [list(center.values())], self.prior(metric))
+        return baseline_estimate(center, [list(center.values())], default_variance(METRICS[metric], self.device))
 
     def learned(
         self, metric: str, tolerance: float, draw: Callable[[], Sequence[Recorded]]
@@ -375,8 +360,7 @@ def _facts(one: Recorded) -> LaunchFacts:
         provenance=Provenance("2026-01-01T00:00:00Z", "0" * 12),
         launcher="forkserver",
         num_steps=len(one.steps),
-        step_time_ms=dict.fromkeys(("p50", "p99", "tail5", "mean", "max"), float(np.median(one.steps))),
-        step_time_sample_ms=[],
+        step_time_ms=dict.fromkeys(("p50", "p99", "tail5", "mean"), float(np.median(one.steps))),
         metrics={},
         weight_hashes={},
         final_loss=None,

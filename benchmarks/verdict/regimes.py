@@ -9,15 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise import CASES_DF, default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome, StoredRule, decide_pairs
 from pytest_aorta.verdict.statistics.variance import (
     Revision,
     Variance,
     VarianceComponents,
     baseline_estimate,
-    observed,
-    typical,
 )
 
 K, MAX_LAUNCHES, MAX_PAIRS, TOLERANCE = 10, 5, 6, 0.05
@@ -68,13 +66,11 @@ def week(name: str, trials: int, rng: np.random.Generator) -> str:
     Each test's baseline is from one block, and each commit has a block of its own; there are ten times ``trials``
     commits.
     """
-    new_block = REGIMES[name]
+    new_block, prior = REGIMES[name], default_variance(METRICS["step_time_p50"], "cuda")
     null: dict[Outcome, int] = defaultdict(int)
     null_ab: dict[Outcome, int] = defaultdict(int)
     spent, spent_ab, flagged, flagged_ab, changed = 0, 0, 0, 0, max(100, trials // 5)
-    for number in range(10 * trials):
-        if number % (10 * trials // 20) == 0:
-            prior = _suite_prior(new_block, rng)
+    for _ in range(10 * trials):
         outcome, launches = _commit(new_block, prior, 0.0, rng)
         null[outcome] += 1
         spent += launches
@@ -91,14 +87,6 @@ def week(name: str, trials: int, rng: np.random.Generator) -> str:
         f"{100 * outcomes[Outcome.INCONCLUSIVE] / total:.2f} | {100 * found / changed:.0f}"
         for outcomes, launches, found in ((null, spent, flagged), (null_ab, spent_ab, flagged_ab))
     )
-
-
-def _suite_prior(new_block: Callable[[np.random.Generator], Launches], rng: np.random.Generator) -> VarianceComponents:
-    """Return the prior from a dozen other tests, each with a baseline of one block."""
-    default = default_variance(METRICS["step_time_p50"], "cuda")
-    variances = [observed([_revision(new_block(rng))]) for _ in range(12)]
-    slower, faster = (typical([getattr(one, name) for one in variances], CASES_DF) for name in ("slower", "faster"))
-    return VarianceComponents(slower, faster, default.between)
 
 
 def _revision(launch: Launches) -> Revision:

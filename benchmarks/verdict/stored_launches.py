@@ -22,7 +22,6 @@ from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics import decision
 
 BASELINES = Path("baselines")
@@ -62,8 +61,7 @@ def _of(baseline: Baseline, launches: list[LaunchFacts]) -> Baseline:
 def num_launches(draw: Draw) -> int:
     """Return the number of launches that the comparison takes."""
     baseline = draw.baseline
-    priors = platform_priors(BASELINES, baseline.platform, "cuda", baseline.case)
-    comparison = StoredComparison(baseline.case, baseline.config, baseline, {}, priors, MAX_LAUNCHES)
+    comparison = StoredComparison(baseline.case, baseline.config, baseline, {}, MAX_LAUNCHES)
     first, *left = draw.launches
     made = [first]
 

@@ -19,8 +19,7 @@ import os
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,8 @@ from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import in_pairs, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.metrics import Metric, Tolerance, metric_of, parse_tolerances
-from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.metrics import Tolerance, metric_of, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from pytest_aorta.verdict.verdicts import Verdicts
 
 FILE = "unchanged.jsonl"
@@ -136,11 +133,6 @@ def stretches(path: Path) -> dict[tuple[str, int, int], list[LaunchFacts]]:
     return {key: launches for key, launches in found.items() if len(launches) > BASELINE}
 
 
-def prior(launch: LaunchFacts) -> Callable[[Metric], VarianceComponents]:
-    """Return the prior that nothing but the device determines."""
-    return partial(default_variance, device=launch.device)
-
-
 def _marked(launch: LaunchFacts) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics that a launch has."""
     marked = MARKED[launch.device]
@@ -155,7 +147,7 @@ def _stored(launches: Sequence[LaunchFacts], candidates: Sequence[LaunchFacts]) 
     first = launches[0]
     baseline = Baseline("case", "case", first.device, "case", {}, kept)
     most = min(MAX_LAUNCHES, len(candidates))
-    comparison = StoredComparison("case", {}, baseline, _marked(first), prior(first), most)
+    comparison = StoredComparison("case", {}, baseline, _marked(first), most)
     further = iter(candidates[1:])
     return settle(with_baseline(comparison, candidates[0]), lambda _: next(further))
 
@@ -163,7 +155,7 @@ def _stored(launches: Sequence[LaunchFacts], candidates: Sequence[LaunchFacts]) 
 def _paired(candidates: Sequence[LaunchFacts], references: Sequence[LaunchFacts]) -> Verdicts:
     """Return the verdicts of an A/B of as many pairs as it asks for."""
     first = references[0]
-    comparison = PairedComparison("case", _marked(first), prior(first), max_pairs=len(candidates), version="same")
+    comparison = PairedComparison("case", _marked(first), max_pairs=len(candidates), version="same")
     sides = {Side.CANDIDATE: iter(candidates), Side.REFERENCE: iter(references)}
     return settle(in_pairs(comparison), lambda side: next(sides[side]))
 

@@ -18,5 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Take part until the launch has ended."""
-    take_part(arguments.folder, node_rank(arguments.node_rank))
-    return ExitCode.OK
+    has_succeeded = take_part(arguments.folder, node_rank(arguments.node_rank))
+    return ExitCode.OK if has_succeeded else ExitCode.PROBLEM

@@ -1,8 +1,8 @@
 """A guarded launch of a plan, with the command line and the environment of its torchrun agent and ranks.
 
 The guard starts the torchrun agent, which starts the ranks. The guard is a program of its own that runs torchrun. In a
-warm launch it is a fork of the fork server (warm.py), and over several nodes it is the coordinator (nodes). A launch is
-over when none of its processes is left.
+warm launch it is a fork of the fork server (warm.py). Over several nodes each has a guard, and one watches the program
+that starts the nodes' agents (nodes.py). A launch is over when none of its processes is left.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ STOP_S = 20.0
 KEEPER_S = 12.0
 # The kernel ends a rank of this host when its agent ends; over several nodes, each node ends its own first.
 LEFT_S = 30.0
-# Limit of the end of a launch over several nodes, in which a silent node is given up and the launcher is ended.
-NODES_END_S = 120.0
+# Limit of the end of a launch over several nodes, in which the agents and then their launcher are ended.
+NODES_END_S = 60.0
 
 
 def require_torch() -> None:
@@ -77,8 +77,8 @@ def require_torch() -> None:
         found = importlib.util.find_spec("torch")
     if found is None:
         raise LaunchError(
-            f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
-            f"https://pytorch.org/get-started says for this machine, or use an environment that has it"
+            f"torch is not installed for {sys.executable}, which starts the ranks; install the build for this "
+            "machine's CUDA, ROCm or CPU, as https://pytorch.org/get-started says, or pytest-aorta[torch]"
         )
 
 
@@ -237,7 +237,11 @@ def launch(
     """
     with GuardedLaunch(plan, environ, start) as running:
         running.wait()
-    outcome = running.outcome().replace(launcher=launcher)
+    return keep_outcome(plan, running.outcome().replace(launcher=launcher))
+
+
+def keep_outcome(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchOutcome:
+    """Write an outcome into the run folder, and return it."""
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
         write_json(plan.run_dir / names.OUTCOME_FILE, to_builtins(outcome))
     return outcome
@@ -402,6 +406,7 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         **to_builtins(plan.limits),
         "lifeline_fd": lifeline_fd,
         "verdict_fd": verdict_fd,
+        "leave_s": 0.0,
     }
 
 
@@ -414,16 +419,15 @@ def start_guard(
 ) -> subprocess.Popen[bytes]:
     """Start the guard, which starts ``program``, by default the torchrun agent."""
     spec = guard_spec(plan, lifeline_fd, verdict_fd) | ({"argv": [*program]} if program else {})
+    return start_watcher(plan, spec, launch_environment(plan, environ))
+
+
+def start_watcher(plan: LaunchPlan, spec: Mapping[str, Any], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the guard's program, which inherits its ends of the pipes and the launch's leases."""
     command = [sys.executable, "-I", "-S", str(GUARD), json.dumps(spec)]
-    return start_watcher(plan, command, launch_environment(plan, environ), (lifeline_fd, verdict_fd))
-
-
-def start_watcher(
-    plan: LaunchPlan, command: Sequence[str], environ: Mapping[str, str], fds: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    """Start the program that watches a launch; it inherits the open files ``fds`` and the launch's leases."""
+    fds = (spec["lifeline_fd"], spec["verdict_fd"], *plan.lease_fds)
     with (plan.run_dir / names.AGENT_LOG).open("wb") as log:
-        return start_apart(command, log, environ, plan.folder, (*fds, *plan.lease_fds))
+        return start_apart(command, log, environ, plan.folder, fds)
 
 
 def _outcome(verdict: bytes) -> LaunchOutcome:

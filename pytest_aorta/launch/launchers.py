@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_aorta.launch.guarded import GuardStarter, launch, require_torch, start_guard
-from pytest_aorta.launch.nodes import start_coordinator
+from pytest_aorta.launch.guarded import launch, require_torch
+from pytest_aorta.launch.nodes import launch_on_nodes
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -34,7 +34,7 @@ class ColdLauncher:
     """The launcher that starts every process of a launch anew, by torchrun on this host or on several nodes."""
 
     environ: Mapping[str, str]
-    start_guard: GuardStarter
+    run: Callable[[LaunchPlan, Mapping[str, str]], LaunchOutcome] = launch
 
     def launch(self, plan: LaunchPlan) -> LaunchOutcome:
         """Run a plan.
@@ -44,7 +44,7 @@ class ColdLauncher:
         """
         if plan.reference is None:
             require_torch()
-        return launch(plan, self.environ, self.start_guard)
+        return self.run(plan, self.environ)
 
     def close(self) -> None:
         """Do nothing: nothing is kept."""
@@ -54,7 +54,7 @@ def make_launcher(kind: LauncherKind, environ: Mapping[str, str] = os.environ) -
     """Return this package's launcher of a kind; launches get their environment from ``environ``."""
     if kind == LauncherKind.FORKSERVER:
         return ForkServers(environ)
-    return ColdLauncher(environ, start_coordinator if kind == LauncherKind.NODES else start_guard)
+    return ColdLauncher(environ, launch_on_nodes if kind == LauncherKind.NODES else launch)
 
 
 class Launchers(dict[LauncherKind, RankLauncher]):

@@ -1,9 +1,12 @@
-"""Launches over several nodes: the agent of each node, and the coordinator that starts and follows all of them."""
+"""Launches over several nodes: the cluster's launcher in torchrun's place, and the agent that it starts on each node.
+
+Each agent runs its node's part as a guarded launch of its own, in ``nodes/N`` of the run folder. Agents meet in files
+alone: an agent whose part has failed, or the guard of the launcher, leaves the file ``stopping``, and all others end.
+"""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import platform
 import re
@@ -11,167 +14,64 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from enum import StrEnum
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
 from pytest_aorta.common.files import UnreadableFile, raised_as, read_json, write_json
-from pytest_aorta.common.model import Model, read_model, to_builtins
-from pytest_aorta.launch.guarded import GuardedLaunch, start_watcher, with_own_code
+from pytest_aorta.common.model import read_model
+from pytest_aorta.launch.guarded import GuardedLaunch, guard_spec, keep_outcome, start_watcher, with_own_code
 from pytest_aorta.launch.leases import LeasedWorld, lease
-from pytest_aorta.launch.process.guard import descendants, prepare_agent, reap_children, write_verdict
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
 from pytest_aorta.result.evidence import log_tail
-from pytest_aorta.result.folder import AGENT_FILE, AGENT_LOG, NODES_FOLDER, PLAN_FILE, node_folder, rank_folders
+from pytest_aorta.result.folder import (
+    AGENT_FILE,
+    AGENT_LOG,
+    HELLO_FILE,
+    NODES_FOLDER,
+    OUTCOME_FILE,
+    PLAN_FILE,
+    STOPPING_FILE,
+    node_folder,
+    rank_folders,
+)
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
-# Each side counts a heartbeat every HEARTBEAT_S, and gives the other side up when the count stays the same for LOST_S.
-HEARTBEAT_S = 1.0
-LOST_S = 10.0
-# Pauses between two looks at the files.
+# The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.
+NODE_RANK_VARIABLES = (variables.NODE_RANK, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+# Limit of the wait for devices that other launches hold; the other nodes' ranks wait meanwhile.
+LEASE_S = 30.0
+# Pauses between two looks for the file that ends all nodes.
 TICK_S = 0.25
-_MAX_BYTES = 1 << 20
-
-
-class Hello(Model, frozen=True):
-    """The introduction of a node.
-
-    Attributes:
-        host: Name of the host.
-        versions: Versions that have to be equal on every node, by name.
-    """
-
-    host: str
-    versions: dict[str, str]
-
-
-class Orders(StrEnum):
-    """Orders of node 0 to the node agents."""
-
-    WAIT = "wait"  # until every node has an agent
-    RUN = "run"
-    STOP = "stop"
-
-
-class Heartbeat(Model, frozen=True):
-    """A sign of life.
-
-    Attributes:
-        count: Number of this heartbeat. Clocks of hosts differ, and a file's time may be that of another host.
-        orders: Orders of node 0; agents give none.
-    """
-
-    count: int
-    orders: Orders = Orders.WAIT
-
-
-# What each side leaves for the other: its introduction, its signs of life, and how a node's part has ended.
-_FILES: dict[type, str] = {Hello: "hello.json", Heartbeat: "heartbeat.json", LaunchOutcome: "verdict.json"}
-Record = TypeVar("Record", Hello, Heartbeat, LaunchOutcome)
-
-
-def write(folder: Path, record: Hello | Heartbeat | LaunchOutcome) -> None:
-    """Write a record into a side's folder, in place of that side's former record of this kind."""
-    write_json(folder / _FILES[type(record)], to_builtins(record), durable=False)
-
-
-def read(folder: Path, kind: type[Record]) -> Record | None:
-    """Return a side's record; None while there is none."""
-    # A client of NFS keeps for up to a minute that a file is absent, unless it opens the folder again.
-    path = folder / _FILES[kind]
-    with suppress(OSError, UnreadableFile):
-        if path in folder.iterdir():
-            return read_model(path, kind, max_bytes=_MAX_BYTES)
-    return None
-
-
-class Heart:
-    """A thread that writes the heartbeats of this side while the ``with`` block runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._orders = Orders.WAIT
-        self._is_over = False
-        self._changed = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="aorta-heart", daemon=True)
-
-    def __enter__(self) -> Heart:
-        """Start the thread."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop the thread."""
-        self._is_over = True
-        self._changed.set()
-        self._thread.join()
-
-    def order(self, orders: Orders) -> None:
-        """Give orders to the node agents at once."""
-        if orders != self._orders:
-            self._orders = orders
-            self._changed.set()
-
-    def _beat(self) -> None:
-        count = 0
-        while not self._is_over:
-            count += 1
-            self._changed.clear()
-            with suppress(OSError):  # a full disk may have room again before the others give this side up
-                write(self._folder, Heartbeat(count, self._orders))
-            self._changed.wait(HEARTBEAT_S)
-
-
-class Pulse:
-    """The heartbeats of the other side, as this side's clock sees them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._last: Heartbeat | None = None
-        self._since_s = time.monotonic()
-
-    @property
-    def orders(self) -> Orders:
-        """The orders of the last heartbeat that was read."""
-        return self._last.orders if self._last else Orders.WAIT
-
-    def silent_s(self) -> float:
-        """Read the heartbeat, and return for how many seconds it has not changed."""
-        beat, now_s = read(self._folder, Heartbeat), time.monotonic()
-        if beat is not None and beat != self._last:
-            self._last, self._since_s = beat, now_s
-        return now_s - self._since_s
+# Every node's guard stops its ranks within 15.5 s.
+STOP_S = 16.0
+_MAX_BYTES = 1 << 24
+# Reasons for which the launcher's guard ends all nodes; else the nodes' outcomes say how the launch has ended.
+_FROM_OUTSIDE = (EndReason.GUARD_LOST, EndReason.PARENT_GONE, EndReason.STOPPED, EndReason.OUTPUT_CAP)
+# The order of causes; others come before a node that was stopped because another one has failed.
+_FIRST = (EndReason.NODE_MISMATCH, EndReason.NODE_LAUNCHER, EndReason.NODE_LOST, EndReason.GUARD_LOST)
+_CAUSES = {reason: place for place, reason in enumerate(_FIRST)} | {EndReason.STOPPED: len(_FIRST) + 1}
 
 
 @functools.cache
-def own_hello() -> Hello:
-    """Return this node's introduction."""
+def own_hello() -> dict[str, str]:
+    """Return this node's introduction: the name of its host, and versions that have to be equal on every node."""
     versions = {name: _version(name) for name in ("pytest-aorta", "torch")}
-    versions["python"] = ".".join(platform.python_version_tuple()[:2])
-    return Hello(socket.gethostname(), versions)
+    return {"host": socket.gethostname(), **versions, "python": ".".join(platform.python_version_tuple()[:2])}
 
 
 def _version(name: str) -> str:
     with suppress(PackageNotFoundError):
         return version(name)
     return "not installed"
-
-
-# The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.
-NODE_RANK_VARIABLES = (variables.NODE_RANK, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
-# Limit of the wait for devices that other launches hold; the other nodes' ranks wait meanwhile.
-LEASE_S = 30.0
 
 
 def node_rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
@@ -191,108 +91,112 @@ def node_rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int
     raise LaunchError(f"this node's number is unknown: give --node-rank, or set one of {names}")
 
 
-def take_part(run_dir: Path, node: int) -> None:
-    """Run node ``node``'s part of the launch in ``run_dir``, and leave its verdict there.
+def take_part(run_dir: Path, node: int) -> bool:
+    """Run node ``node``'s part of the launch in ``run_dir``, leave its outcome there, and return whether it succeeded.
 
     On SIGTERM, with which a cluster takes a node away, the agent ends the ranks first.
 
     Raises:
         LaunchError: This node sees no launch there, or is no node of the launch; nothing was started.
     """
-    plan, folder = _joined(run_dir, node), node_folder(run_dir, node)
     terminated = list[int]()
     before = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
-    with Heart(folder):
-        zero = Pulse(run_dir / NODES_FOLDER)
-        try:
-            outcome = _run(plan.replace(run_dir=folder, node=node, lease_fds=()), zero, terminated)
-        except AortaError as error:
-            outcome = _nothing(EndReason.NODE_MISMATCH, str(error))
-        if terminated and zero.orders != Orders.STOP:
-            outcome = outcome.replace(reason=EndReason.NODE_LOST)
-        write(folder, outcome)
+    plan = _joined(run_dir, node)
+    try:
+        _check(plan)
+        outcome = _run(plan, terminated)
+    except AortaError as error:
+        outcome = LaunchOutcome(EndReason.NODE_MISMATCH, None, (), (), 0.0, detail=str(error))
+    if outcome.reason == EndReason.EXIT and outcome.agent_status:
+        # Ranks of other nodes get time to write their errors.
+        time.sleep(plan.limits.error_grace_s)
+    if terminated and not _is_stopping(plan):
+        outcome = outcome.replace(reason=EndReason.NODE_LOST, detail="its agent was sent SIGTERM")
+    keep_outcome(plan, outcome)
+    is_well = _is_well(outcome)
+    if not is_well:
+        (run_dir / STOPPING_FILE).touch()
     signal.signal(signal.SIGTERM, before)
-    if terminated:
-        signal.raise_signal(signal.SIGTERM)
+    return is_well
+
+
+def _is_well(outcome: LaunchOutcome) -> bool:
+    return (outcome.reason, outcome.agent_status) == (EndReason.EXIT, 0)
+
+
+def _is_stopping(plan: LaunchPlan) -> bool:
+    """Return whether all nodes are to end, given a node's plan; they end too if the run folder is gone."""
+    run_dir = plan.run_dir.parents[1]
+    with suppress(OSError):
+        return run_dir / STOPPING_FILE in _fresh(run_dir)
+    return True
+
+
+def _fresh(folder: Path) -> list[Path]:
+    """Return the paths in a folder; a client of NFS sees new files late, unless it opens the folder again."""
+    return list(folder.iterdir())
 
 
 def _joined(run_dir: Path, node: int) -> LaunchPlan:
-    """Return the plan of the launch after this node has introduced itself."""
+    """Return the plan of this node's part after the node has introduced itself."""
+    own = own_hello()
     if not run_dir.is_dir():
         raise LaunchError(
-            f"run folder {run_dir} is not on {own_hello().host}: --aorta-results has to name a folder on a file system "
+            f"run folder {run_dir} is not on {own['host']}: --aorta-results has to name a folder on a file system "
             f"that every node shares"
         )
     plan, folder = read_plan(run_dir / PLAN_FILE), node_folder(run_dir, node)
+    where = f"the launcher has to start one agent on each of {plan.world.nodes} nodes"
     if node >= plan.world.nodes:
-        raise LaunchError(
-            f"{own_hello().host} says it is node {node}; the launcher has to start one agent on each of "
-            f"{plan.world.nodes} nodes, whose numbers start at 0"
-        )
+        raise LaunchError(f"{own['host']} says it is node {node}; {where}, whose numbers start at 0")
     try:
         # Of two agents that start at once, only one creates the file.
         (folder / "claimed").touch(exist_ok=False)
     except FileExistsError:
-        where = f"one agent on each of {plan.world.nodes} nodes"
-        other = read(folder, Hello)
-        host = other.host if other else "another agent"
-        text = f"{own_hello().host} says it is node {node}, and so does {host}; the launcher has to start {where}"
-        write(folder, _nothing(EndReason.NODE_LAUNCHER, text))
-        raise LaunchError(text) from None
-    write(folder, own_hello())
+        (run_dir / STOPPING_FILE).touch()
+        host = _hello(folder).get("host", "another agent")
+        raise LaunchError(f"{own['host']} says it is node {node}, and so does {host}; {where}") from None
+    write_json(folder / HELLO_FILE, own, durable=False)
+    return plan.replace(run_dir=folder, node=node, lease_fds=())
+
+
+def _hello(folder: Path) -> dict[str, str]:
+    """Return the introduction that pytest or an agent has left; empty without one."""
+    with suppress(UnreadableFile):
+        found: dict[str, str] = read_json(folder / HELLO_FILE, max_bytes=_MAX_BYTES)
+        return found
+    return {}
+
+
+def _check(plan: LaunchPlan) -> None:
+    """Check that this user's pytest runs on node 0, and that every node has the same versions and the code."""
     # Whoever owns the folder could have written the plan, which names programs.
-    owner, own = run_dir.stat().st_uid, (folder / "hello.json").stat().st_uid
-    if owner != own:
-        raise LaunchError(f"run folder {run_dir} belongs to user {owner}, and files of this agent to user {own}")
-    return plan
-
-
-def _run(plan: LaunchPlan, zero: Pulse, terminated: list[int]) -> LaunchOutcome:
-    """Run the plan until it has ended, or node 0 asks for its end or is silent, or SIGTERM has arrived."""
-    _check_node_zero(plan)
-    _check_files(plan)
-    while zero.silent_s() < LOST_S and zero.orders == Orders.WAIT and not terminated:
-        time.sleep(TICK_S)
-    if terminated or zero.orders != Orders.RUN:
-        return _nothing(EndReason.STOPPED)
-    with ExitStack() as leases:
-        plan = _on_own_devices(plan, leases)
-        with GuardedLaunch(plan, os.environ) as launch:
-            is_stopped = False
-            while not (is_readable(launch, TICK_S) and launch.has_ended()):
-                if zero.silent_s() > LOST_S:
-                    break  # leaving the block ends the ranks
-                if not is_stopped and (zero.orders != Orders.RUN or terminated):
-                    is_stopped = True
-                    launch.stop()
-        return launch.outcome()
-
-
-def _nothing(reason: EndReason, detail: str = "") -> LaunchOutcome:
-    """Return the outcome of a node that has started nothing."""
-    return LaunchOutcome(reason, None, (), (), 0.0, detail=detail)
-
-
-def _check_node_zero(plan: LaunchPlan) -> None:
-    """Check that pytest runs on node 0, and in the same versions."""
-    zero, own = read(plan.run_dir.parent, Hello) or own_hello(), own_hello()
-    if plan.node == 0 and zero.host != own.host:
-        raise LaunchError(f"pytest runs on {zero.host} and node 0 is {own.host}; pytest has to run on node 0")
-    different = [
-        f"{name} {own.versions.get(name)} (node 0: {there})"
-        for name, there in zero.versions.items()
-        if own.versions.get(name) != there
-    ]
-    if different:
+    run_dir = plan.run_dir.parents[1]
+    owner, user = run_dir.stat().st_uid, (plan.run_dir / HELLO_FILE).stat().st_uid
+    if owner != user:
+        raise LaunchError(f"run folder {run_dir} belongs to user {owner}, and files of this agent to user {user}")
+    zero, own = _hello(plan.run_dir.parent) or own_hello(), own_hello()
+    if plan.node == 0 and zero["host"] != own["host"]:
+        raise LaunchError(f"pytest runs on {zero['host']} and node 0 is {own['host']}; pytest has to run on node 0")
+    pairs = ((name, own.get(name), there) for name, there in zero.items() if name != "host")
+    if different := [f"{name} {here} (node 0: {there})" for name, here, there in pairs if here != there]:
         raise LaunchError(f"{', '.join(different)}; versions have to be equal on every node")
-
-
-def _check_files(plan: LaunchPlan) -> None:
     folder = [plan.spec.folder] if plan.spec is not None and plan.spec.module is None else []
     script = [Path(plan.script)] if plan.script is not None and plan.script.endswith(".py") else []
-    needed = [plan.cwd, *folder, *script]
-    if absent := [str(path) for path in needed if not path.exists()]:
+    if absent := [str(path) for path in (plan.cwd, *folder, *script) if not path.exists()]:
         raise LaunchError(f"{', '.join(absent)} is missing; every node needs the code at the same path as node 0")
+
+
+def _run(plan: LaunchPlan, terminated: list[int]) -> LaunchOutcome:
+    """Run this node's part until it has ended, or all nodes are to end, or SIGTERM has arrived."""
+    with ExitStack() as leases:
+        with GuardedLaunch(_on_own_devices(plan, leases), os.environ) as launch:
+            while not (is_readable(launch, TICK_S) and launch.has_ended()):
+                if terminated or _is_stopping(plan):
+                    launch.stop()
+                    launch.wait()
+                    break
+        return launch.outcome()
 
 
 def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
@@ -316,246 +220,89 @@ def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
     return plan.replace(world=own, lease_fds=leased.fds)
 
 
-# A node that is silent for this long has lost its agent if the launcher has ended, or another node has failed.
-ENDED_S = 5.0
-# Every node's guard stops its ranks within 15.5 s.
-STOP_S = 30.0
-TERM_S = 2.0
-KILL_S = 10.0
-LAUNCHER_END_S = 5.0
-_MAX_FAILURES_BYTES = 1 << 24
+def launch_on_nodes(plan: LaunchPlan, environ: Mapping[str, str] = os.environ) -> LaunchOutcome:
+    """Run ``plan`` on several nodes and wait until every agent has ended its part, even when interrupted.
+
+    Raises:
+        LaunchError: As in :func:`~pytest_aorta.launch.guarded.launch`.
+    """
+    with GuardedLaunch(plan, environ, _start_launcher) as running:
+        running.wait()
+    _keep_failures(plan)
+    return keep_outcome(plan, _merged(plan, running.outcome()))
 
 
-class _ParentGone(Exception):
-    """Pytest has ended, or has asked for the end of the launch."""
-
-
-class _LauncherFailed(Exception):
-    """The launcher did not start the agents."""
-
-
-class _Node:
-    """Node 0's view of one node: its introduction, its verdict, and whether it still sends heartbeats."""
-
-    def __init__(self, run_dir: Path, number: int, ranks: Sequence[int]) -> None:
-        self.folder = node_folder(run_dir, number)
-        self.number = number
-        self.ranks = ranks
-        self.hello: Hello | None = None
-        self.verdict: LaunchOutcome | None = None
-        self.lost = ""
-        self.began_s = self.ended_s = 0.0
-        self.pulse = Pulse(self.folder)
-
-    @property
-    def name(self) -> str:
-        """The node's number and host, for messages."""
-        return f"node {self.number} ({self.hello.host})" if self.hello else f"node {self.number}"
-
-    @property
-    def is_over(self) -> bool:
-        """True once the node has ended or is lost."""
-        return self.verdict is not None or bool(self.lost)
-
-    @property
-    def has_failed(self) -> bool:
-        """True if the node is lost, or its launch failed."""
-        ended = self.verdict and (self.verdict.reason, self.verdict.agent_status)
-        return bool(self.lost) or ended not in (None, (EndReason.EXIT, 0))
-
-    def look(self, limit_s: float) -> None:
-        """Read what the node has written; a node without a heartbeat for ``limit_s`` is lost."""
-        if self.hello is None:
-            self.hello = read(self.folder, Hello)
-            self.began_s, self.pulse = time.monotonic(), Pulse(self.folder)
-        if self.hello is None or self.is_over:
-            return
-        # A verdict may have been written after the last heartbeat.
-        silent_s = self.pulse.silent_s()
-        self.verdict = read(self.folder, LaunchOutcome)
-        self.ended_s = time.monotonic()
-        if self.verdict is None and silent_s > limit_s:
-            self.lose(f"no heartbeat for {silent_s:.0f} s")
-        elif self.verdict and self.verdict.reason == EndReason.NODE_LOST:
-            self.lose("its agent was sent SIGTERM")
-
-    def lose(self, why: str) -> None:
-        """Mark the node as lost."""
-        self.ended_s = time.monotonic()
-        ran = f"it ran {'rank' if len(self.ranks) == 1 else 'ranks'} {', '.join(map(str, self.ranks))}"
-        self.lost = f"{self.name} was lost after {self.ended_s - self.began_s:.1f} s: {why}; {ran}"
-
-
-class Coordinator:
-    """One launch over the nodes of ``plan``."""
-
-    def __init__(self, plan: LaunchPlan, lifeline_fd: int) -> None:
-        self.plan = plan
-        self.lifeline_fd = lifeline_fd
-        self.nodes = [_Node(plan.run_dir, node, plan.ranks_of(node)) for node in range(plan.world.nodes)]
-        self.launcher: subprocess.Popen[bytes] | None = None
-        self.launcher_ended_s: float | None = None
-
-    def run(self) -> dict[str, Any]:
-        """Run the plan on every node and return the verdict, in the guard's form."""
-        began_s = time.monotonic()
-        folder = self.plan.run_dir / NODES_FOLDER
-        write(folder, own_hello())
-        with Heart(folder) as heart:
-            try:
-                self.start_launcher()
-                self.await_nodes(began_s + self.plan.timeout_s)
-                heart.order(Orders.RUN)
-                self.watch(heart, time.monotonic() + self.plan.timeout_s + STOP_S)
-                reason, status, detail = self.judgement()
-            except _ParentGone:
-                reason, status, detail = EndReason.PARENT_GONE, None, ""
-            except _LauncherFailed as failure:
-                reason, status = EndReason.NODE_LAUNCHER, None
-                detail = f"node launcher {' '.join(self.plan.node_launcher)} {failure}"
-            heart.order(Orders.STOP)
-            self.await_end(time.monotonic() + STOP_S)
-        self.keep_failures()
-        leftover = self.end_launcher()
-        outcomes = [node.verdict for node in self.nodes if node.verdict]
-        return {
-            "reason": reason,
-            "agent_status": status,
-            "stopped": [pid for outcome in outcomes for pid in outcome.stopped],
-            "survivors": [*leftover, *(pid for outcome in outcomes for pid in outcome.survivors)],
-            "wall_s": time.monotonic() - began_s,
-            "detail": detail,
-        }
-
-    def start_launcher(self) -> None:
-        """Start one node agent per node."""
-        words = [word.replace("{nodes}", str(self.plan.world.nodes)) for word in self.plan.node_launcher]
-        agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", str(self.plan.run_dir)]
-        prepare = partial(prepare_agent, os.getpid())
-        with raised_as(_LauncherFailed, "can't be started: "):
-            self.launcher = subprocess.Popen(
-                [*words, *agent], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare
-            )
-
-    def await_nodes(self, deadline_s: float) -> None:
-        """Wait until every node has an agent or a node has failed."""
-        while not all(node.hello for node in self.nodes) and not any(node.has_failed for node in self.nodes):
-            self.turn()
-            present = ", ".join(node.name for node in self.nodes if node.hello)
-            count = sum(node.hello is not None for node in self.nodes)
-            there = f"{count} of {len(self.nodes)} nodes had an agent{present and ': '}{present}"
-            if self.launcher is not None and self.launcher_ended(2 * TICK_S) and count < len(self.nodes):
-                status = self.launcher.returncode
-                how = f"exit code {status}" if status >= 0 else f"signal {-status}"
-                raise _LauncherFailed(f"ended with {how} when {there}")
-            if time.monotonic() > deadline_s:
-                raise _LauncherFailed(f"{self.plan.timeout_s:g} s after its start {there}")
-
-    def watch(self, heart: Heart, deadline_s: float) -> None:
-        """Wait until every node has ended or is lost; once a node has failed, stop the others."""
-        while not all(node.is_over for node in self.nodes if node.hello):
-            self.turn()
-            now_s = time.monotonic()
-            for node in (node for node in self.nodes if node.has_failed):
-                # Ranks that wait for a lost node wait forever; ranks of a failed node get time to write their errors.
-                if now_s >= node.ended_s + (0.0 if node.lost else self.plan.limits.error_grace_s):
-                    heart.order(Orders.STOP)
-                    deadline_s = min(deadline_s, now_s + STOP_S)
-            if now_s > deadline_s:
-                for node in self.nodes:
-                    if not node.is_over:
-                        node.lose("its launch has not ended in time")
-
-    def turn(self) -> None:
-        """Wait for TICK_S, then read what the nodes have written."""
-        if is_readable(self.lifeline_fd, TICK_S):
-            raise _ParentGone
-        self.look()
-
-    def look(self) -> None:
-        """Read what the nodes have written."""
-        is_ending = self.launcher_ended(0) or any(node.has_failed for node in self.nodes)
-        for node in self.nodes:
-            node.look(ENDED_S if is_ending else LOST_S)
-
-    def launcher_ended(self, since_s: float) -> bool:
-        """Return whether the launcher ended ``since_s`` seconds ago or before."""
-        if self.launcher is None or self.launcher.poll() is None:
-            return False
-        self.launcher_ended_s = self.launcher_ended_s or time.monotonic()
-        return time.monotonic() - self.launcher_ended_s >= since_s
-
-    def judgement(self) -> tuple[EndReason, int | None, str]:
-        """Return reason, exit code and detail of the first node that failed; lost nodes come first."""
-        # A launcher that has lost one agent ends the others by SIGTERM: those have left a verdict.
-        if lost := sorted((node for node in self.nodes if node.lost), key=lambda node: node.verdict is not None):
-            return EndReason.NODE_LOST, None, "; ".join(node.lost for node in lost)
-        failed = [(node, node.verdict) for node in self.nodes if node.has_failed and node.verdict]
-        if not failed:
-            return EndReason.EXIT, 0, ""
-        # Ranks of other nodes fail because of those that a lost guard has left.
-        node, outcome = min(failed, key=lambda pair: (pair[1].reason != EndReason.GUARD_LOST, pair[0].ended_s))
-        if outcome.reason == EndReason.GUARD_LOST:
-            return outcome.reason, None, f"{node.name}: {outcome.detail or 'its guard was killed'}"
-        return outcome.reason, outcome.agent_status, outcome.detail and f"{node.name}: {outcome.detail}"
-
-    def await_end(self, deadline_s: float) -> None:
-        """Wait until every node that takes part has ended its ranks or is silent."""
-        while not all(node.is_over for node in self.nodes if node.hello) and time.monotonic() < deadline_s:
-            time.sleep(TICK_S)
-            self.look()
-
-    def keep_failures(self) -> None:
-        """Merge the nodes' exit codes and logs into the files that a launch on one node writes."""
-        for folder in rank_folders(self.plan.run_dir, self.plan.world.ranks):
-            # pytest reads the ranks' files next; see :func:`read`.
-            with suppress(OSError):
-                list(folder.iterdir())
-        merged: dict[str, list[Any]] = {}
-        for node in self.nodes:
-            with suppress(UnreadableFile, AttributeError):
-                for name, entries in read_json(node.folder / AGENT_FILE, max_bytes=_MAX_FAILURES_BYTES).items():
-                    merged.setdefault(name, []).extend(entries)
-            if lines := log_tail(node.folder / AGENT_LOG):
-                print(f"== {node.name} ==", *lines, sep="\n", flush=True)
-        with suppress(OSError):  # a full disk must not hide the verdict
-            if merged:
-                write_json(self.plan.run_dir / AGENT_FILE, merged)
-
-    def end_launcher(self) -> list[int]:
-        """Wait for processes that end by themselves and kill the others; return those that could not be killed."""
-        # Signal 0 does nothing.
-        for number, limit_s in ((0, LAUNCHER_END_S), (signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
-            deadline_s = time.monotonic() + limit_s
-            for pid in _alive():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            while _alive() and time.monotonic() < deadline_s:
-                time.sleep(0.02)
-        return sorted(_alive())
-
-
-def _alive() -> set[int]:
-    """Return the process ids of all descendants."""
-    reap_children()
-    return descendants()
-
-
-def start_coordinator(
+def _start_launcher(
     plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
 ) -> subprocess.Popen[bytes]:
-    """Start the coordinator in the guard's place; its node agents read the plan in the run folder."""
-    spec = json.dumps({"run_dir": str(plan.run_dir), "lifeline_fd": lifeline_fd, "verdict_fd": verdict_fd})
-    command = [sys.executable, "-P", "-m", "pytest_aorta.launch.nodes", spec]
-    return start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
+    """Start a guard for the program that starts the agents; the nodes' own guards watch the ranks."""
+    write_json(plan.run_dir / NODES_FOLDER / HELLO_FILE, own_hello(), durable=False)
+    words = [word.replace("{nodes}", str(plan.world.nodes)) for word in plan.node_launcher]
+    agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", str(plan.run_dir)]
+    # The nodes get the time of a launch to arrive, and then each node's guard has its own limit.
+    limits = {"time_limit_s": 2 * plan.timeout_s + STOP_S, "num_local_ranks": 0, "leave_s": STOP_S}
+    spec = guard_spec(plan, lifeline_fd, verdict_fd) | limits | {"argv": [*words, *agent]}
+    return start_watcher(plan, spec, with_own_code(dict(environ)))
 
 
-def main() -> None:
-    """Coordinate the launch described by the first argument."""
-    spec = json.loads(sys.argv[1])
-    plan_file = Path(spec["run_dir"]) / PLAN_FILE
-    write_verdict(spec, lambda: Coordinator(read_plan(plan_file), spec["lifeline_fd"]).run())
+def _merged(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchOutcome:
+    """Return the outcome of a launch, given that of the launcher: the outcome of the node that has failed first."""
+    nodes = range(plan.world.nodes)
+    parts = [_outcome_of(plan, node, outcome) for node in nodes]
+    outcome = outcome.replace(
+        stopped=tuple(pid for part in parts for pid in part.stopped),
+        survivors=(*outcome.survivors, *(pid for part in parts for pid in part.survivors)),
+    )
+    failed = [(node, part) for node, part in zip(nodes, parts, strict=True) if not _is_well(part)]
+    if outcome.reason in _FROM_OUTSIDE or not failed:
+        return outcome
+    node, cause = min(failed, key=lambda pair: _CAUSES.get(pair[1].reason, len(_FIRST)))
+    detail = cause.detail or "its guard was killed" * (cause.reason == EndReason.GUARD_LOST)
+    if cause.reason != EndReason.NODE_LAUNCHER:
+        detail = detail and f"{_name(plan, node)}: {detail}"
+    if cause.reason == EndReason.NODE_LOST:
+        ranks = plan.ranks_of(node)
+        detail += f"; it ran {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+    return outcome.replace(reason=cause.reason, agent_status=cause.agent_status, detail=detail)
 
 
-if __name__ == "__main__":
-    main()
+def _outcome_of(plan: LaunchPlan, node: int, outcome: LaunchOutcome) -> LaunchOutcome:
+    """Return how a node's part has ended; without its agent, or without the agent's word, that it is lost."""
+    folder = node_folder(plan.run_dir, node)
+    with suppress(OSError, UnreadableFile):
+        if folder / OUTCOME_FILE in _fresh(folder):
+            return read_model(folder / OUTCOME_FILE, LaunchOutcome, max_bytes=_MAX_BYTES)
+    if _hello(folder):
+        return LaunchOutcome(EndReason.NODE_LOST, None, (), (), 0.0, detail="its agent has left no outcome")
+    present = [name for other in range(plan.world.nodes) if "(" in (name := _name(plan, other))]
+    status = outcome.agent_status
+    how = "was ended" if status is None else f"ended with exit code {status}"
+    there = f"{len(present)} of {plan.world.nodes} nodes had an agent{': ' * bool(present)}{', '.join(present)}"
+    text = f"node launcher {' '.join(plan.node_launcher)} {how} after {outcome.wall_s:.1f} s, when {there}"
+    return LaunchOutcome(EndReason.NODE_LAUNCHER, None, (), (), 0.0, detail=text)
+
+
+def _name(plan: LaunchPlan, node: int) -> str:
+    """Return a node's number, with its host if it has an agent."""
+    host = _hello(node_folder(plan.run_dir, node)).get("host")
+    return f"node {node} ({host})" if host else f"node {node}"
+
+
+def _keep_failures(plan: LaunchPlan) -> None:
+    """Merge the nodes' exit codes and logs into the files that a launch on one node writes."""
+    for folder in rank_folders(plan.run_dir, plan.world.ranks):
+        with suppress(OSError):  # pytest reads the ranks' files next
+            _fresh(folder)
+    failures: dict[str, list[Any]] = {}
+    for node in range(plan.world.nodes):
+        folder = node_folder(plan.run_dir, node)
+        with suppress(UnreadableFile, AttributeError):
+            for name, entries in read_json(folder / AGENT_FILE, max_bytes=_MAX_BYTES).items():
+                failures.setdefault(name, []).extend(entries)
+        with suppress(OSError):  # a full disk must not hide the outcome
+            if lines := log_tail(folder / AGENT_LOG):
+                with (plan.run_dir / AGENT_LOG).open("a", encoding="utf-8") as log:
+                    print(f"== {_name(plan, node)} ==", *lines, sep="\n", file=log)
+    with suppress(OSError):
+        if failures:
+            write_json(plan.run_dir / AGENT_FILE, failures)

@@ -1,6 +1,5 @@
 """The values of a report: tests, their comparisons, and the launches of each side."""
 
-import functools
 import itertools
 import json
 import time
@@ -23,7 +22,6 @@ from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import changed_settings, identity
-from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Note, ReferenceKind, Verdict, Verdicts
 
@@ -320,8 +318,8 @@ def _verdicts(name: str, candidate: _Side, reference: _Side) -> Verdicts:
     after, before = candidate.launches[0].result, reference.launches[0].result
     stored = tuple(StoredLaunch(launch.facts) for launch in reference.launches)
     baseline = Baseline(name, name, after.platform, after.workload, {}, stored)
-    priors, count = functools.partial(default_variance, device=after.device), len(candidate.launches)
-    comparison = StoredComparison(name, {}, baseline, {}, priors, count, reference.label, ReferenceKind.RESULTS)
+    count = len(candidate.launches)
+    comparison = StoredComparison(name, {}, baseline, {}, count, reference.label, ReferenceKind.RESULTS)
     verdicts = comparison.judge([launch.facts for launch in candidate.launches])
     counts = f"{count} of {candidate.label} and {len(stored)} of {reference.label}"
     reasons = {

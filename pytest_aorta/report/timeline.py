@@ -243,8 +243,10 @@ def svg(panels: Sequence[tuple[str, Drawing]]) -> str:
     for title, drawing in panels:
         parts.append(_text(4, top + _LINE, title, 'font-weight="600"'))
         top += 1.5 * _LINE
-        scale, middles = (_WIDTH - _LEFT - _GAP) / (drawing.end - drawing.begin), []
+        scale, middles, is_before = (_WIDTH - _LEFT - _GAP) / (drawing.end - drawing.begin), [], False
         for name, rows in groupby(drawing.rows, key=lambda row: row.name):
+            if name.endswith(BEFORE) is not is_before:
+                top, is_before = top + _ROW / 2, not is_before
             parts.append(_text(4, top + 0.8 * _ROW, name))
             for row in rows:
                 parts += _rects(row, drawing.begin, scale, top)

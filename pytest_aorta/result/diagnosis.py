@@ -105,7 +105,7 @@ _NAMED_BY_HEADLINE = (FailureKind.EXIT_CODE, FailureKind.SIGNAL)
 _AT_LIMIT = (EndReason.RANK_ERROR, EndReason.TIME_LIMIT, EndReason.STRAGGLER)
 # Reasons for which a launch can end after a rank has failed.
 _AFTER_FAILURES = (EndReason.EXIT, EndReason.RANK_GONE, *_AT_LIMIT)
-# Reasons that the coordinator of several nodes reports; the outcome's detail names the node.
+# Reasons of a launch over several nodes; the outcome's detail names the node.
 _NODE_REASONS = (EndReason.NODE_LOST, EndReason.NODE_LAUNCHER, EndReason.NODE_MISMATCH)
 
 

@@ -20,6 +20,7 @@ from pytest_aorta.common.model import (
     Milliseconds,
     Model,
     Name,
+    NotNegative,
     Positive,
     Step,
     WeightHash,
@@ -95,7 +96,6 @@ def _slope_bounds(values: Sequence[float], confidence: float) -> tuple[float, fl
     return slopes[max(low, 0)], slopes[min(high, len(slopes) - 1)]
 
 
-SAMPLE_SIZE = 20
 # Facts of the environment that the code under test can set by itself and that bitwise numerics depend on. Another value
 # of such a fact is a change of the code, so it never keeps numbers from being compared.
 PROGRAM_ENVIRONMENT = (
@@ -131,7 +131,7 @@ _MOST_IN_TURN = 2
 
 
 # Launches that were recorded by earlier versions have no p10.
-STEP_TIMES = ("max", "mean", "p50", "p99", "tail5")
+STEP_TIMES = ("mean", "p50", "p99", "tail5")
 
 
 class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -175,8 +175,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         launcher: what started the ranks: torchrun, forkserver or the name of a plugin's launcher.
         simulated: whether nothing was exchanged, so that weights, losses and times mean nothing.
         num_steps: measured steps.
-        step_time_ms: mean, p10, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
-        step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
+        step_time_ms: mean, p10, p50, p99 and tail5 (mean of the slowest 5%) of the steps' maxima over ranks.
         metrics: the workload's metrics over ranks: the maximum of a peak, the mean of every other metric.
         weight_hashes: step -> hash.
         buffer_hashes: step -> hash of the persistent buffers that each rank has; empty if none were hashed.
@@ -186,6 +185,8 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         late_ms: how much less it waits in nine steps of ten, at least; likewise.
         memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
         memory_growth_bytes: its growth within the launch on each rank, likewise.
+        cpu_wait: for which part of the steps' time ranks waited for a CPU, at most: the sum over ranks and threads;
+            None if it is not known.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.overlap.Part`; empty if no
             step was profiled.
@@ -205,7 +206,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     simulated: bool = False
     num_steps: Positive
     step_time_ms: dict[str, Milliseconds]
-    step_time_sample_ms: list[Milliseconds]
     metrics: dict[Name, Finite]
     weight_hashes: dict[Step, WeightHash]
     buffer_hashes: dict[Step, WeightHash] = field(default_factory=dict)
@@ -215,6 +215,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     late_ms: list[Finite] = field(default_factory=list)
     memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
+    cpu_wait: NotNegative | None = None
     exposed_ms: dict[str, Milliseconds] = field(default_factory=dict)
     breakdown_ms: dict[str, Milliseconds] = field(default_factory=dict)
     sm_clock_mhz: float | None = None
@@ -265,8 +266,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     steps = np.asarray(result.step_times_ms)
     tail = np.sort(steps)[-max(1, len(steps) // 20) :]
     p10, p50, p99 = np.quantile(steps, (0.1, 0.5, 0.99))
-    quantities = {"mean": steps.mean(), "p10": p10, "p50": p50, "p99": p99, "tail5": tail.mean(), "max": steps.max()}
-    stride = -(-len(steps) // SAMPLE_SIZE)
+    quantities = {"mean": steps.mean(), "p10": p10, "p50": p50, "p99": p99, "tail5": tail.mean()}
     broken_down = _breakdown(result, float(p50))
     exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
     in_use = _memory_in_use(result.memory_bytes)
@@ -293,7 +293,6 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         simulated=is_simulated,
         num_steps=len(steps),
         step_time_ms=_short(quantities),
-        step_time_sample_ms=_short(steps[::stride].tolist()),
         metrics={name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
         buffer_hashes=joined_hashes(optimized, BUFFERS),
@@ -305,6 +304,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         memory_growth_bytes=_short(
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
         ),
+        cpu_wait=_cpu_wait([rank.cpu_wait for rank in result.ranks]),
         exposed_ms=_exposed(result.overlap),
         breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
@@ -320,6 +320,11 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
 def _memory_in_use(ranks: Sequence[Sequence[int]]) -> list[int]:
     is_known = all(len(values) >= _MIN_VALUES and min(values) > 0 for values in ranks)
     return [round(median(values)) for values in ranks] if is_known else []
+
+
+def _cpu_wait(ranks: Sequence[float | None]) -> float | None:
+    known = [wait for wait in ranks if wait is not None]
+    return round(sum(known), 3) if len(known) == len(ranks) else None
 
 
 def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:

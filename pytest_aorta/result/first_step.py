@@ -16,6 +16,8 @@ from pytest_aorta.result.folder import FIRST_STEP_FILE, rank_folder
 Array: TypeAlias = NDArray[Any]
 # What a rank's file has of each tensor, before its name.
 GRADIENT: Final = "gradient"
+# What the rank alone has added to it, folded.
+OWN: Final = "own"
 BEFORE: Final = "before"
 AFTER: Final = "after"
 BUFFER: Final = "buffer"
@@ -48,6 +50,15 @@ def key(kind: str, name: str) -> str:
     return f"{kind}:{name}"
 
 
+# A prime, so that what is added up lies in other rows and columns.
+FOLDS: Final = 1021
+
+
+def folded(tensor: Array) -> Array:
+    """Return a tensor as sums of every 1021st element, by which a sum of tensors can be told from its parts."""
+    return np.bincount(np.arange(tensor.size) % FOLDS, tensor.ravel(), FOLDS)
+
+
 @dataclass(frozen=True)
 class FirstStep:
     """The first step of all ranks.
@@ -55,10 +66,12 @@ class FirstStep:
     Attributes:
         tensors: What is kept of each tensor -> its name -> the logical tensor, flat float64.
         apart: What is kept -> the tensors of which it is not the same on ranks that hold the same elements.
+        own: What each rank that holds a parameter has added to its gradient, before ranks reduced it, folded; without
+            parameters of which no rank has seen that.
         norms: The norms that a gradient was clipped by, of each rank that has clipped it.
         samples: The hash of each sample of all ranks, by the way in which samples are known.
         loss: The mean over ranks of the sum of the losses that a rank has trained with.
-        eps: The largest machine epsilon of the types that modules have computed with.
+        eps: The largest machine epsilon of the types that modules have computed with, and ranks have reduced.
         traits: What the forward pass has whose numbers depend on the arrangement.
         draws_alike: Whether all of several ranks had the same state of random numbers.
         rates: The learning rate of each parameter.
@@ -67,6 +80,7 @@ class FirstStep:
 
     tensors: dict[str, dict[str, Array]]
     apart: dict[str, list[str]]
+    own: dict[str, dict[int, Array]]
     norms: dict[str, list[float]]
     samples: dict[str, list[str]]
     loss: float
@@ -105,9 +119,16 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
     norms: dict[str, list[float]] = {}
     for part, name in _named(parts, NORM):
         norms.setdefault(name, []).append(float(part[key(NORM, name)]))
+    added = {
+        name: {
+            rank: one.get(key(OWN, name), np.zeros(FOLDS)) for rank, one in enumerate(parts) if key(BEFORE, name) in one
+        }
+        for _, name in _named(parts, OWN)
+    }
     return FirstStep(
         tensors,
         apart,
+        added,
         norms,
         {kind: [text for part in parts for text in _texts(part[kind])] for kind in SAMPLES},
         float(np.mean([part[LOSS].sum() for part in parts])),

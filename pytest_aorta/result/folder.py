@@ -4,6 +4,7 @@ Programs that have to start quickly import this module, so it imports only small
 (``launch/process/guard.py``) cannot import the package at all and repeats the few names it uses; a test compares them.
 """
 
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ AGENT_LOG: Final = "agent.log"
 AGENT_FILE: Final = "agent.json"
 # Empty; the guard leaves this file before it asks the ranks for their stacks and ends them.
 STOPPING_FILE: Final = "stopping"
+# Host and versions of pytest, or of a node's agent, in a launch over several nodes.
+HELLO_FILE: Final = "hello.json"
 # Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
 RESULT_FILE: Final = "result.json"
 TRACE_FILE: Final = "trace.json.gz"
@@ -83,6 +86,6 @@ def rank_pids(run_dir: Path) -> dict[int, int]:
 def steps_entered(folder: Path) -> int:
     """Return how many measured steps a rank has entered, read from its folder; 0 if the rank left no count."""
     try:
-        return int.from_bytes(read_regular(folder / PROGRESS_FILE, 8), "little")
+        return int.from_bytes(read_regular(folder / PROGRESS_FILE, 8), sys.byteorder)
     except OSError:
         return 0

@@ -91,7 +91,7 @@ class TensorHashes(Model, frozen=True):
     """Hashes of named tensors in chosen steps, each of 128 bits and written in hex.
 
     Attributes:
-        names: parameters in the order of their registration, or module boundaries in the order of their use.
+        names: parameters in the order of their registration.
         shapes: the shape of each named tensor.
         steps: measured step -> one hash per name.
     """
@@ -121,9 +121,10 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         collective_ms: time in collectives in each step, from this rank's arrival at a collective to its end; of all
             steps, or of as many of the last steps as are known.
         memory_bytes: memory in use before evenly spaced steps, fewer than 24 of them.
+        cpu_wait: for which part of the steps' time threads of this rank waited for a CPU, summed over threads; None on
+            accelerators, and where it is not known.
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
             same on every rank.
-        boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
         profile: the profiled steps; empty if no step was profiled.
         costs: the costs of a step; None if none was counted.
         series: what was recorded of each optimizer of an unedited script, in the order of their first steps.
@@ -144,8 +145,8 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, Fact] = field(default_factory=dict)
     collective_ms: list[Milliseconds] = field(default_factory=list)
     memory_bytes: list[Count] = field(default_factory=list)
+    cpu_wait: NotNegative | None = None
     tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
-    boundary_hashes: dict[str, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None
     series: list[Series] = field(default_factory=list)
@@ -224,7 +225,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         loss: the loss of each measured step, on which all ranks agree; empty if nothing was trained.
         grad_norm: the norm of each measured step's gradients before clipping, on which all ranks agree.
         tensor_hashes: the hashes of logical tensors, on which all ranks agree.
-        boundary_hashes: ``boundary_hashes[rank]``; empty if no rank has any.
         rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
         rank_metrics: ``rank_metrics[name][rank]``; the unit is part of the name.
         memory_bytes: ``memory_bytes[rank]``: memory in use before evenly spaced steps, fewer than 24 of them.
@@ -270,7 +270,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     loss = _OfRanks(lambda ranks: ranks[0].loss)
     grad_norm = _OfRanks(lambda ranks: ranks[0].grad_norm)
     tensor_hashes = _OfRanks(lambda ranks: ranks[0].tensor_hashes)
-    boundary_hashes = _OfRanks(lambda ranks: _unless_all_empty([rank.boundary_hashes for rank in ranks]))
     rank_step_times_ms = _OfRanks(lambda ranks: [rank.step_times_ms for rank in ranks])
     rank_metrics = _OfRanks(lambda ranks: _by_name([rank.metrics for rank in ranks]))
     memory_bytes = _OfRanks(lambda ranks: [rank.memory_bytes for rank in ranks])

@@ -10,7 +10,7 @@ from pytest_aorta.plan.options import LauncherKind
 
 
 class EndReason(StrEnum):
-    """The reason why a launch ended. The guard and the coordinator of the nodes write these strings."""
+    """The reason why a launch ended. The guard and the agents of nodes write these strings."""
 
     EXIT = "exit"  # the torchrun agent ended by itself
     TIME_LIMIT = "time_limit"

@@ -95,13 +95,14 @@ def judged(
     """
     sides = [_side(launcher, one, result) for one, result in launched]
     (plainest, reference), found = launched[-1], list[Verdicts]()
+    eps = max(side.step.eps for side in sides)
     failed = list[ComparisonFailed | NothingCompared]()
     for case, (one, candidate), side in zip(cases, launched[:-1], sides, strict=False):
         running = RunningComparison(launcher, case, candidate, reference)
         running.locates = False
         name = f"{candidate.workload}, {one}, against {plainest},"
         running.comparison = running.comparison.replace(workload=name)
-        rows = compare_arrangements(case, side, sides[-1])
+        rows = compare_arrangements(case, side, sides[-1], eps)
         # The first line says what differs; the value counts tensors or samples.
         notes = tuple(Note(row.detail, NoteKind.EDIT) for row in rows if row.outcome is Outcome.REGRESSION)
         try:

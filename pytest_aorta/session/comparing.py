@@ -21,7 +21,6 @@ from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import compare_lengths, compare_steps, num_steps
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.environment import identity
-from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
@@ -69,12 +68,6 @@ class RunningComparison:
         self.locates = not self.options.no_locate
         self.version = "" if others else self.options.ab or ""
 
-    @cached_property
-    def priors(self) -> Priors:
-        """The prior of a metric's variance on the candidate's device."""
-        result = self.results[Side.CANDIDATE]
-        return platform_priors(self.options.baselines, result.platform, result.device, self.comparison.case)
-
     @property
     def defaults(self) -> dict[str, Any]:
         """The default of each config key that identifies the candidate's baseline; empty for a script."""
@@ -104,7 +97,6 @@ class RunningComparison:
             identity(result.config),
             self.known,
             self.marked,
-            self.priors,
             self.options.max_launches,
             self.comparison.baseline,
             workload=result.workload,
@@ -112,7 +104,7 @@ class RunningComparison:
 
     def paired(self, only: Collection[str] | None, most: int = 1) -> PairedComparison:
         """Return the comparison of both sides by ``most`` pairs of launches, of ``only`` these metrics."""
-        return PairedComparison(self.comparison.case, self.marked, self.priors, only, most, self.version)
+        return PairedComparison(self.comparison.case, self.marked, only, most, self.version)
 
     def again(self, side: Side, capture: Capture = lambda _: {}) -> WorkloadResult:
         """Launch a side again, with the changes of its request that ``capture`` returns.

@@ -28,7 +28,6 @@ from pytest_aorta.verdict.learning import (
     with_every_step,
 )
 from pytest_aorta.verdict.metrics import Tolerance
-from pytest_aorta.verdict.noise import Priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Reason, Verdicts
 
@@ -51,7 +50,7 @@ def record(running: RunningComparison) -> Verdicts:
         raise BaselineError(f"{first.case}: not recorded: ranks ran under {profiler}, which slows them; record without")
     new = running.settle(_launched(running, first))
     # Comparing the baseline with itself shows metrics that are missing or differ between launches.
-    itself = StoredComparison(first.case, config, new, running.marked, running.priors, len(new.launches))
+    itself = StoredComparison(first.case, config, new, running.marked, len(new.launches))
     verdicts = itself.judge(new.center_launches)
     again = Repeated(options.argument_of(test), options.repeated, is_recording=True)
     compared = running.comparison.replace(rows=verdicts.rows)
@@ -61,17 +60,17 @@ def record(running: RunningComparison) -> Verdicts:
         raise ComparisonFailed(comparison_text(compared, missing, again))
     if (hashed := _hashed_again(running, is_alone=len(new.launches) == 1)) is not None:
         new = with_every_step(new, hashed, running.marked)
-    running.add(new=merged_with(running.old, new, running.defaults, running.marked, running.priors, options))
+    running.add(new=merged_with(running.old, new, running.defaults, running.marked, options))
     return verdicts
 
 
 def _launched(running: RunningComparison, first: Baseline) -> Generator[Side, LaunchFacts, Baseline]:
     """Ask for as many launches as a baseline needs, and return them as a baseline of their own."""
-    options, marked, priors = running.options, running.marked, running.priors
+    options, marked = running.options, running.marked
     launches, baseline = [*first.center_launches], first
     old = None if options.record.replaces else running.known
-    while needs_another(baseline, marked, priors, options) or (
-        old and len(launches) < options.launches and are_undecided(old, baseline, marked, priors)
+    while needs_another(baseline, marked, options) or (
+        old and len(launches) < options.launches and are_undecided(old, baseline, marked)
     ):
         launches.append((yield Side.CANDIDATE))
         baseline = first.of_launches(launches)
@@ -86,7 +85,6 @@ def merged_with(
     new: Baseline,
     defaults: Mapping[str, Any],
     marked: Mapping[str, Tolerance],
-    priors: Priors,
     options: Options,
 ) -> NewBaseline:
     """Return launches merged with the stored baseline ``old``, which may be older than some of the keys' ``defaults``.
@@ -95,11 +93,11 @@ def merged_with(
         BaselineError: The launches can't be added, or are too noisy for a metric that a marker names.
     """
     known = old and old.replace(config={**defaults, **old.config})
-    baseline = merged(known, new, marked, priors, options.record.replaces).condensed()
-    if refusal := refusal_of_left_out(baseline, marked, options, priors):
+    baseline = merged(known, new, marked, options.record.replaces).condensed()
+    if refusal := refusal_of_left_out(baseline, marked, options):
         reason = f"not recorded, because the launches can't hold what a marker names:\n{refusal}"
         raise BaselineError(f"{new.case}: {reason}")
-    return NewBaseline(baseline, digest(old), tuple(detection_lines(baseline, marked, priors, options.max_launches)))
+    return NewBaseline(baseline, digest(old), tuple(detection_lines(baseline, marked, options.max_launches)))
 
 
 def _hashed_again(running: RunningComparison, *, is_alone: bool) -> LaunchFacts | None:

@@ -98,7 +98,7 @@ def with_both(comparison: StoredComparison, first: LaunchFacts, version: str) ->
     if not names:
         return verdicts
     most = comparison.max_launches
-    pairs = PairedComparison(comparison.case, comparison.marked, comparison.variance, names, most, version)
+    pairs = PairedComparison(comparison.case, comparison.marked, names, most, version, comparison.variance)
     return joined(verdicts, (yield from in_pairs(pairs)))
 
 

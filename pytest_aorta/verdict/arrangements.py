@@ -26,6 +26,7 @@ from pytest_aorta.result.first_step import (
     SAMPLES,
     Array,
     FirstStep,
+    folded,
 )
 from pytest_aorta.result.series import some_of
 from pytest_aorta.verdict.metrics import Origin, Tolerance
@@ -43,6 +44,8 @@ from pytest_aorta.verdict.verdicts import (
 # of a Llama of 4 layers moved gradients by 1.9e-6 and 0.013.
 _POWER = 0.6
 _LEAST_EPS = 2.0**-23
+# The part of the largest weight of a rank in a gradient below which what the rank has added is lost.
+_LOST = 0.01
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,15 @@ class _Judged(NamedTuple):
     is_known: bool = True
 
 
-def compare_arrangements(case: str, here: Side, there: Side) -> tuple[Verdict, ...]:
+def compare_arrangements(case: str, here: Side, there: Side, eps: float) -> tuple[Verdict, ...]:
     """Return the verdicts on what two arrangements compute, in the order in which one follows from another.
 
+    ``eps`` is the largest machine epsilon of all arrangements: one rank may round without a collective that shows it.
     A quantity is judged if those before it are equal. The value of a verdict is how many samples or tensors differ.
     """
     tolerance, reference = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
     rows = list[Verdict]()
-    for metric, judged in _judged(here, there):
+    for metric, judged in _judged(here, there, max(eps, _LEAST_EPS) ** _POWER):
         outcome = Outcome.REGRESSION if judged.num_other else Outcome.PASS
         state = Decided(outcome) if judged.is_known else Missing(MissingPart.CANDIDATE_VALUE)
         value = float(judged.num_other)
@@ -116,9 +120,8 @@ def compare_arrangements(case: str, here: Side, there: Side) -> tuple[Verdict, .
     return tuple(rows)
 
 
-def _judged(one: Side, other: Side) -> Iterator[tuple[str, _Judged]]:
+def _judged(one: Side, other: Side, bound: float) -> Iterator[tuple[str, _Judged]]:
     here, there = one.step, other.step
-    bound = max(here.eps, there.eps, _LEAST_EPS) ** _POWER
     yield "samples", _samples(here, there)
     yield "weights_before", _weights(here, there, bound)
     yield "gradients", _gradients(one, other, bound)
@@ -221,21 +224,22 @@ def _gradients(here: Side, there: Side, bound: float) -> _Judged:
             "of the batch alone"
         )
     else:
-        cause = _cause(found, bound, here.arranged, there.arranged)
+        cause = _cause(found, bound, here, there)
     ratio = here.step.loss / there.step.loss if there.step.loss else math.nan
     loss = f"loss x {ratio:.3f}" if math.isfinite(ratio) else ""
     return _Judged(len(wrong), "; ".join(filter(None, [f"gradients: {described(found, bound)}", loss, cause])))
 
 
-def _cause(found: Mapping[str, Factor], bound: float, arranged: Arrangement, other: Arrangement) -> str:
+def _cause(found: Mapping[str, Factor], bound: float, here: Side, there: Side) -> str:
     """Return the cause that the factors name; empty if they name none."""
-    wrong = [one for one in found.values() if not one.is_small]
-    values = [one.value for one in wrong if one.rest <= bound]
-    by_rank, by_batch = arranged.ranks / other.ranks, arranged.accumulated / other.accumulated
+    wrong = {name: one for name, one in found.items() if not one.is_small}
+    values = [one.value for one in wrong.values() if one.rest <= bound]
+    by_rank = here.arranged.ranks / there.arranged.ranks
+    by_batch = here.arranged.accumulated / there.arranged.accumulated
     if len(values) < len(wrong):
-        if by_rank != 1:
-            return "tokens or samples are weighted by rank, or what a rank computes is lost"
-        return "tokens or samples are weighted by micro-batch, or one is lost"
+        if by_rank == 1:
+            return "tokens or samples are weighted by micro-batch, or one is lost"
+        return _by_rank([name for name, one in wrong.items() if one.rest > bound], len(found), bound, here.step)
     summed = "summed over ranks, where a mean belongs" if len(wrong) == len(found) else "reduced twice"
     rows = (
         (by_rank, "number of ranks", summed),
@@ -247,6 +251,31 @@ def _cause(found: Mapping[str, Factor], bound: float, arranged: Arrangement, oth
         if factor != 1 and all(abs(value / factor - 1) <= bound for value in values):
             return f"{what}: {cause}"
     return ""
+
+
+def _by_rank(names: list[str], total: int, bound: float, step: FirstStep) -> str:
+    """Return which rank's samples do not reach some gradients; else what may be wrong with them."""
+    lost: dict[str, list[str]] = {}
+    others = []
+    for name in names:
+        own, gradient = step.own.get(name, {}), folded(step.tensors[GRADIENT][name])
+        parts = np.stack([*own.values(), gradient], 1)
+        weights, *_ = np.linalg.lstsq(parts[:, :-1], gradient)
+        is_known = np.linalg.norm(parts[:, :-1] @ weights - gradient) <= bound * np.linalg.norm(gradient)
+        absent = [rank for rank, weight in zip(own, weights, strict=True) if weight <= _LOST * weights.max()]
+        for rank in absent if is_known else ():
+            how = "what it computes is lost" if own[rank].any() else "it computes no gradient of them"
+            lost.setdefault(f"rank {rank}'s samples do not reach {{}}: {how}", []).append(name)
+        others += [name] if not (is_known and absent) else []
+    texts = [
+        text.format("any gradient" if len(found) == total else some_of(sorted(found))) for text, found in lost.items()
+    ]
+    # A rank that loses a part of what it computes has other gradients before that part.
+    if not texts or len(names) == total > len(names) - len(others):
+        unknown = [name for name in others if name not in step.own]
+        texts.append("tokens or samples are weighted by rank, or left out")
+        texts += [f"what ranks add to {some_of(unknown)} is not known, as in compiled modules"] if unknown else []
+    return "; ".join(texts)
 
 
 def _norms(sides: list[Side], bound: float) -> _Judged:
@@ -319,9 +348,10 @@ def _described(found: Mapping[str, Factor], bound: float, what: str) -> _Judged:
 def described(found: Mapping[str, Factor], bound: float) -> str:
     """Return which tensors differ by which factor, or by none, those of most tensors first."""
     groups: dict[str, list[str]] = {}
+    digits = min(3, math.ceil(-math.log10(bound)))
     for name, one in found.items():
         if not one.is_small:
-            groups.setdefault(f"x {one.value:.3f}" if one.rest <= bound else "", []).append(name)
+            groups.setdefault(f"x {one.value:.{digits}f}" if one.rest <= bound else "", []).append(name)
     texts = []
     for factor, names in sorted(groups.items(), key=lambda item: -len(item[1])):
         which = f"all {len(names)}" if len(names) == len(found) else f"{len(names)} of {len(found)} ({some_of(names)})"

@@ -164,7 +164,8 @@ def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
     for stored in document["launches"]:
         facts = stored["facts"]
         facts["measured_at"] = facts.pop("recorded_at")
-        facts.pop("canary_ms", None)
+        for gone in ("canary_ms", "step_time_sample_ms"):
+            facts.pop(gone, None)
         for name, kind in (("provenance", Provenance), ("description", LaunchDescription)):
             facts[name] = {key: facts.pop(key) for key in kind.__struct_fields__ if key in facts}
     return {**document, "schema_version": SCHEMA_VERSION}

@@ -54,15 +54,11 @@ HASH_OPERATORS_STEP = "hash_operators_step"
 OPTIMIZER = "optimizer"
 # Kind of tensors -> what they are, in the order in which a step computes them.
 TENSOR_KINDS = {
-    "forward": "inputs and outputs of modules",
-    "backward": "gradients of modules' outputs",
     "gradients": "gradients",
     "clipped": "gradients after clipping",
     OPTIMIZER: "numbers and tensors of the optimizer",
     "weights": "parameters",
 }
-# Those of modules, which each rank has for itself.
-_OF_MODULES = ("forward", "backward")
 
 
 class _StepMetric(NamedTuple):
@@ -301,16 +297,15 @@ def _now(repeated: Difference | None, step: int, *, is_captured: bool) -> str:
 
 def _has_hashes(result: WorkloadResult, step: int) -> bool:
     """Return True if all kinds of tensors were hashed in the step."""
-    held = [*result.tensor_hashes.items(), *(result.boundary_hashes[0].items() if result.boundary_hashes else ())]
-    return {kind for kind, hashes in held if str(step) in hashes.steps} == set(TENSOR_KINDS)
+    return {kind for kind, hashes in result.tensor_hashes.items() if str(step) in hashes.steps} == set(TENSOR_KINDS)
 
 
 def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, folder_of: FolderOf) -> list[str]:
     """Return a line for each kind of tensor that both sides hashed in the step, in the order of computation."""
-    kinds = _located_kinds(candidate, reference, step)
+    kinds = _compared(candidate, reference, step)
     lines = [kind.text for kind in kinds]
     if (earlier := _first_earlier(candidate, reference, step)) is not None:
-        begun = [kind.text for kind in _located_kinds(candidate, reference, earlier) if kind.differs]
+        begun = [kind.text for kind in _compared(candidate, reference, earlier) if kind.differs]
         lines = [*begun, f"so tensors differed in step {earlier}, before the values of step {step} did", *lines]
     elif len(kinds) == len(TENSOR_KINDS) and not any(kind.differs for kind in kinds[:-1]):
         lines.append("so the weights were changed in the optimizer's step, or after it")
@@ -322,35 +317,42 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, fold
     return lines
 
 
-class _LocatedKind(NamedTuple):
-    """The comparison of a kind of tensors in a step, and a line on which of them differ."""
+class _Compared(NamedTuple):
+    """The comparison of a kind of tensors that both sides hashed in a step, and a line on those that differ."""
 
     differs: bool
     text: str
 
 
-def _located_kinds(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[_LocatedKind]:
-    located = []
-    for kind in TENSOR_KINDS:
-        pairs = [(candidate.tensor_hashes, reference.tensor_hashes)]
-        if kind in _OF_MODULES:
-            pairs = [*zip(candidate.boundary_hashes, reference.boundary_hashes, strict=False)]
-        compared = (_compared(here.get(kind), there.get(kind), step) for here, there in pairs)
-        if ranks := [found for found in compared if found]:
-            differs, text = _located(kind, ranks)
-            located.append(_LocatedKind(differs, f"step {step}, {kind}: {text}"))
-    return located
+def _compared(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[_Compared]:
+    found = []
+    for kind, what in TENSOR_KINDS.items():
+        sides = [side.tensor_hashes.get(kind, _NOT_HASHED) for side in (candidate, reference)]
+        if not all(str(step) in side.steps for side in sides):
+            continue
+        here, there = (
+            {name: (shape, value) for name, shape, value in zip(of.names, of.shapes, of.steps[str(step)], strict=True)}
+            for of in sides
+        )
+        names = [name for name in there if name in here]
+        different = [name for name in names if here[name] != there[name]]
+        text = f"all {len(names)} {what} are the same"
+        if different:
+            shape, _ = there[different[0]]
+            text = f"{len(different)} of {len(names)} {what} differ, first {different[0]} {shape}"
+        alone = sorted(here.keys() ^ there.keys())[:3]
+        more = f"; one of the two alone has {alone}" if alone else ""
+        found.append(_Compared(bool(different), f"step {step}, {kind}: {text}{more}"))
+    return found
+
+
+_NOT_HASHED = TensorHashes([], [], {})
 
 
 def _first_earlier(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> int | None:
     """Return the first step before ``step`` in which a tensor differs that both sides hashed, or None."""
-    pairs = [(candidate.tensor_hashes, reference.tensor_hashes)]
-    pairs += zip(candidate.boundary_hashes, reference.boundary_hashes, strict=False)
-    for before in range(1, step):
-        compared = (_compared(here.get(kind), there.get(kind), before) for here, there in pairs for kind in here)
-        if any(found is not None and found.different for found in compared):
-            return before
-    return None
+    steps = range(1, step)
+    return next((one for one in steps if any(kind.differs for kind in _compared(candidate, reference, one))), None)
 
 
 def read_all_operators(run_dir: Path | None, num_ranks: int, step: int) -> dict[int, list[OperatorCall]]:
@@ -359,75 +361,6 @@ def read_all_operators(run_dir: Path | None, num_ranks: int, step: int) -> dict[
         return {}
     calls = {rank: read_operators(run_dir, rank, step) for rank in range(num_ranks)}
     return {rank: found for rank, found in calls.items() if found is not None}
-
-
-class _Compared(NamedTuple):
-    """The tensors that both sides hashed in a step.
-
-    Attributes:
-        names: Names in the reference's order.
-        different: Names with different hashes or shapes.
-        shapes: Shape of each tensor in the reference, by name.
-        alone: Names that only one side hashed.
-    """
-
-    names: list[str]
-    different: list[str]
-    shapes: dict[str, list[int]]
-    alone: list[str]
-
-
-def _compared(here: TensorHashes | None, there: TensorHashes | None, step: int) -> _Compared | None:
-    if here is None or there is None or str(step) not in here.steps or str(step) not in there.steps:
-        return None
-    mine, other = (
-        {name: (shape, value) for name, shape, value in zip(of.names, of.shapes, of.steps[str(step)], strict=True)}
-        for of in (here, there)
-    )
-    names = [name for name in there.names if name in mine]
-    different = [name for name in names if mine[name] != other[name]]
-    shapes = {name: shape for name, (shape, _) in other.items()}
-    return _Compared(names, different, shapes, sorted(mine.keys() ^ other.keys()))
-
-
-def _located(kind: str, ranks: Sequence[_Compared]) -> tuple[bool, str]:
-    """Return whether tensors of a kind differ, and a line on the first of them.
-
-    Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
-    """
-    is_of_modules, what = kind in _OF_MODULES, TENSOR_KINDS[kind]
-    alone = f"; one of the two alone has {ranks[0].alone[:3]}" if ranks[0].alone and not is_of_modules else ""
-    if not (different := [rank for rank, found in enumerate(ranks) if found.different]):
-        where = f" on all {counted(len(ranks), 'rank')}" if is_of_modules else ""
-        return False, f"all {len(ranks[0].names)} {what} are the same{where}{alone}"
-    position, rank = min((ranks[rank].names.index(ranks[rank].different[0]), rank) for rank in different)
-    found = ranks[rank]
-    first = found.different[0]
-    some, shape = f"{len(found.different)} of {len(found.names)} {what} differ", found.shapes[first]
-    if not is_of_modules:
-        return True, f"{some}, first {first} {shape}{alone}"
-    origin, share = _origin(kind, first, found.names[:position]), f"{len(different)} of {len(ranks)} ranks"
-    return True, f"{some} on rank {rank}, first {_boundary(kind, first)} {shape}: {origin} (some differ on {share})"
-
-
-def _boundary(kind: str, name: str) -> str:
-    module, _, part = name.partition(":")
-    shown = f"the {part} of {module or 'the model'}"
-    return shown if kind == "forward" else f"the gradient of {shown}"
-
-
-def _origin(kind: str, name: str, before: Sequence[str]) -> str:
-    """Return where the first value that differs was computed, given the values ``before`` that are the same."""
-    module, _, part = name.partition(":")
-    if kind == "backward":
-        made = "made by backward between it and"
-        return f"{made} {_boundary(kind, before[-1])}, which is the same" if before else "it comes from the loss"
-    if part.startswith("output"):
-        return f"what {module or 'the model'} was given is the same, so that it is computed there"
-    if not before:
-        return "the model is given other data"
-    parent = module.rpartition(".")[0] or "the model"
-    return f"computed outside of modules, in what {parent} does after {_boundary(kind, before[-1])}"
 
 
 class Evidence(IntEnum):

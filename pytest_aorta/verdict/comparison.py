@@ -1,7 +1,7 @@
 """Comparison of launches with a stored baseline or with an A/B reference, metric by metric."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from pytest_aorta.verdict.metrics import (
     middle,
 )
 from pytest_aorta.verdict.noise import (
-    Priors,
+    default_variance,
     median_step_ms,
     metric_blocks,
     next_block,
@@ -143,15 +143,21 @@ class _Comparison(ABC):
 def _gross(row: Row, decision: Decision, center: Value) -> Verdict:
     """Return the verdict on a time of CPU ranks that no marker names: only what noise can't explain is a finding.
 
-    Other work on the machine slows some steps of a launch. So if steps are slower, the fast ones have to be slower than
-    the slow ones of the other side.
+    Other work on the machine slows steps of a launch. So if steps are slower, the fast ones have to be slower than the
+    slow ones of the other side, also without the time for which ranks waited for a CPU.
     """
     is_time = row.metric.scale is Scale.RELATIVE
     slow_ms = max(launch.step_time_ms["p99"] for launch in row.others) if is_time else 0.0
-    if decision.outcome is Outcome.REGRESSION and isinstance(row.value, float) and row.value > slow_ms:
-        return row.by_decision(decision, center, cause_of(row.metric.name, row.launches, row.others))
+    waits = [launch.cpu_wait for launch in row.launches]
+    least_ms = row.value if isinstance(row.value, float) else 0.0
+    hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
+    if decision.outcome is Outcome.REGRESSION and least_ms > slow_ms:
+        most = max(1.0 if wait is None else wait for wait in waits)
+        if least_ms * (1 - most) > slow_ms:
+            return row.by_decision(decision, center, cause_of(row.metric.name, row.launches, row.others))
+        known = "it is not known how long" if None in waits else f"for {most:.0%} of the time,"
+        hidden = f"{known} ranks waited for a CPU"
     if decision.outcome in (Outcome.REGRESSION, Outcome.INCONCLUSIVE):
-        hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
         return row.not_applicable(Reason.UNMARKED_CPU_TIMES, hidden, row.value, center)
     if decision.outcome is Outcome.IMPROVED:
         decision = replace(decision, outcome=Outcome.PASS)
@@ -165,7 +171,6 @@ class StoredComparison(_Comparison):
     Attributes:
         config: The candidate's config; a baseline of another config is not compared.
         marked: The tolerances set by markers.
-        priors: Returns the prior of a metric's variance.
         max_launches: Number of the candidate's launches after which every verdict is final.
         file: Path of the baseline's file for reports, or the label of other results.
         kind: ``RESULTS`` if the baseline was built from other results.
@@ -177,7 +182,6 @@ class StoredComparison(_Comparison):
     config: dict[str, Any]
     baseline: Baseline | None
     marked: Mapping[str, Tolerance]
-    priors: Priors
     max_launches: int = 1
     file: str = ""
     kind: ReferenceKind = ReferenceKind.BASELINE
@@ -203,11 +207,11 @@ class StoredComparison(_Comparison):
     def _center(self) -> tuple[LaunchFacts, ...]:
         return () if self.baseline is None else self.baseline.center_launches
 
-    def variance(self, metric: Metric) -> VarianceComponents:
-        """Return the variance of a metric in the baseline, or the prior if the baseline has no estimate to go by."""
+    def variance(self, metric: Metric) -> VarianceComponents | None:
+        """Return the variance of a metric in the baseline; None if the baseline has no estimate to go by."""
         stored = self.estimate(metric)
         is_noisy = self.baseline is not None and metric.name in self.baseline.left_out
-        return self.priors(metric) if stored is None or is_noisy else stored.variance
+        return None if stored is None or is_noisy else stored.variance
 
     def estimate(self, metric: Metric) -> Estimate | None:
         """Return the baseline estimate of a metric.
@@ -218,7 +222,8 @@ class StoredComparison(_Comparison):
         if self.baseline is None or not known or None in transformed_values(metric, known, self._center):
             return None
         center_values = transformed_by_block(metric, self._center, self._center)
-        return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))
+        prior = default_variance(metric, self._center[-1].device)
+        return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), prior)
 
     def rule(self, metric: Metric, tolerance: float | None, block: Hashable = None) -> StoredRule | None:
         """Return the rule for launches of ``block``, or of the next one that is expected; None without an estimate."""
@@ -277,19 +282,19 @@ class PairedComparison(_Comparison):
     """A comparison of launches of candidate and A/B reference that alternate in one session block.
 
     Attributes:
-        variance: Returns the prior of a metric's variance.
         only: Names of the metrics to compare. Metrics without a tolerance, from a marker or by default, are compared
             bit for bit. None selects the metrics that a comparison with a stored baseline selects.
         max_pairs: Number of pairs after which every verdict is final.
         version: Name of the version that the reference ran; empty if both sides are variants of the test.
+        variance: Returns the prior of a metric's variance; None: that of the device.
     """
 
     case: str
     marked: Mapping[str, Tolerance]
-    variance: Priors
     only: Collection[str] | None = None
     max_pairs: int = 1
     version: str = ""
+    variance: Callable[[Metric], VarianceComponents | None] = lambda _: None
 
     def judge(
         self,
@@ -335,6 +340,7 @@ class PairedComparison(_Comparison):
         pairs = [(here, there) for here, there in zip(*sides, strict=True) if here is not None and there is not None]
         if len(pairs) < len(row.launches):
             return None
-        within, allowed, most = self.variance(metric).within, row.tolerance.value or 0.0, self.max_pairs
-        decision = decide_pairs(pairs, within, allowed, max_pairs=most, worse=metric.worse, scale=metric.scale)
+        prior = self.variance(metric) or default_variance(metric, row.launches[0].device)
+        allowed, most = row.tolerance.value or 0.0, self.max_pairs
+        decision = decide_pairs(pairs, prior.within, allowed, max_pairs=most, worse=metric.worse, scale=metric.scale)
         return decision, middle(metric, row.others)

@@ -16,7 +16,7 @@ from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
-from pytest_aorta.verdict.noise import Priors, transformed_values, wider_or_paired
+from pytest_aorta.verdict.noise import transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
     MIN_LAUNCHES,
@@ -42,7 +42,7 @@ _SETTLED = (Outcome.NOT_APPLICABLE, Outcome.REGRESSION, Outcome.IMPROVED)
 _OFFERED = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
-def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, options: Options) -> bool:
+def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options) -> bool:
     """Return whether a baseline that is being recorded needs one more launch, of at most ``--aorta-launches``.
 
     A metric with noise needs launches until it is settled (:meth:`StoredRule.is_settled`), three at least. Costs need a
@@ -56,20 +56,20 @@ def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: P
     if len(launches) < min(least, most) or not noisy:
         return len(launches) < min(least, most)
     return len(launches) < most and not all(
-        _is_settled_by(baseline, metric, allowed, priors, options) for metric, allowed in noisy
+        _is_settled_by(baseline, metric, allowed, options) for metric, allowed in noisy
     )
 
 
-def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float, priors: Priors, options: Options) -> bool:
+def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float, options: Options) -> bool:
     """Return whether the launches of a baseline settle a metric; one without a value on its scale takes five."""
     case, config, launches = baseline.case, baseline.config, baseline.center_launches
-    rule = StoredComparison(case, config, baseline, {}, priors, options.max_launches).rule(metric, allowed)
+    rule = StoredComparison(case, config, baseline, {}, options.max_launches).rule(metric, allowed)
     if rule is None or len(profiled(metric, launches)) < len(launches):
         return len(launches) >= MIN_LAUNCHES
     return rule.is_settled(options.launches)
 
 
-def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options, priors: Priors) -> str:
+def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options) -> str:
     """Return why a baseline can't hold what markers name, and the marker that it holds; empty if it holds all.
 
     The next comparison would fail for such a metric, although nothing has changed.
@@ -78,19 +78,17 @@ def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance], opt
     for name, why in baseline.left_out.items():
         if name not in marked or marked[name].is_exact:
             continue
-        held = _held(baseline, metric_of(name, marked[name].direction), marked[name], options, priors)
+        held = _held(baseline, metric_of(name, marked[name].direction), marked[name], options)
         shown = f'write tolerance({name}="{held}"), which these launches can decide, or ' if held else ""
         lines.append(f"  {name}: {why}")
         lines.append(f"  next: {shown}take {name} out of the marker; or give --aorta-record=replace,noisy:REASON")
     return "\n".join(lines)
 
 
-def _held(
-    baseline: Baseline, metric: Metric, tolerance: Tolerance, options: Options, priors: Priors
-) -> Tolerance | None:
+def _held(baseline: Baseline, metric: Metric, tolerance: Tolerance, options: Options) -> Tolerance | None:
     """Return the smallest offered tolerance that the launches hold by :data:`UNSURE`, since others will be recorded."""
     launches, case, config = baseline.center_launches, baseline.case, baseline.config
-    comparison = StoredComparison(case, config, baseline, {}, priors, options.max_launches)
+    comparison = StoredComparison(case, config, baseline, {}, options.max_launches)
     for offered in _OFFERED:
         wider = tolerance.replace(value=offered)
         if offered > LARGEST[metric.scale] or offered <= (tolerance.value or 0):
@@ -114,11 +112,11 @@ class NewBaseline(Model, frozen=True):
     detection: tuple[str, ...] = ()
 
 
-def are_undecided(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> bool:
+def are_undecided(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance]) -> bool:
     """Return whether launches are not shown to equal those of a stored baseline, and more could show it."""
     if other_setup(old, new.workload, new.config, [*new.center_launches]):
         return False
-    rows = _differences(old, new, marked, priors)
+    rows = _differences(old, new, marked)
     return bool(rows) and not any(map(_is_settled, rows))
 
 
@@ -134,9 +132,7 @@ def with_every_step(new: Baseline, hashed: LaunchFacts, marked: Collection[str])
     )
 
 
-def merged(
-    old: Baseline | None, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors, fresh: bool
-) -> Baseline:
+def merged(old: Baseline | None, new: Baseline, marked: Mapping[str, Tolerance], fresh: bool) -> Baseline:
     """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
     A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the workload, the
@@ -156,7 +152,7 @@ def merged(
     recorded = old.center_launches[-1]
     if different := other_setting(recorded, facts) or other_steps(facts, recorded):
         raise BaselineError(_refusal(new.case, [different], can_settle=False))
-    if rows := _differences(old, new, marked, priors):
+    if rows := _differences(old, new, marked):
         can_settle = len(facts) < _MANY and not any(map(_is_settled, rows))
         raise BaselineError(_refusal(new.case, rows, can_settle=can_settle))
     added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
@@ -176,9 +172,9 @@ def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
     return "\n".join(lines)
 
 
-def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[Verdict]:
+def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance]) -> list[Verdict]:
     facts = [stored.facts for stored in new.launches]
-    comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
+    comparison = StoredComparison(new.case, new.config, old, marked, max_launches=len(facts))
     # A metric that can't be compared even with itself is not a difference.
     compared = applicable(marked, facts[0], old.center_launches[-1]).keys() - old.left_out.keys()
     rows = comparison.judge(facts).rows
@@ -279,16 +275,14 @@ def _noise_problems(metric: Metric, values: Sequence[float], tolerance: float) -
     return found
 
 
-def detection_lines(
-    baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int
-) -> list[str]:
+def detection_lines(baseline: Baseline, marked: Mapping[str, Tolerance], max_launches: int) -> list[str]:
     """Return lines on metrics that are left out, on what the others detect, and on what they leave undecided."""
     center = baseline.center_launches
     lines = [f"  {name}: left out: {why}; compare it with --aorta-ab=REF" for name, why in baseline.left_out.items()]
     looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= max_launches]
     if not looks:
         return [*lines, f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
-    comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
+    comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, max_launches)
     for name, tolerance in applicable(marked, center[-1]).items():
         metric = metric_of(name, tolerance.direction)
         rule = comparison.rule(metric, tolerance.value) if metric.has_noise else None

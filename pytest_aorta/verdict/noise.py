@@ -1,33 +1,24 @@
-"""Noise of a metric: session blocks, priors of its variance, and the tolerances that a baseline resolves."""
+"""Noise of a metric: session blocks, the variance that is expected, and the tolerances that a baseline resolves."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import cache, lru_cache
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Sequence
 from statistics import median
-from typing import TypeAlias
 
-from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import ByDevice
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
+from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Scale, StoredRule
-from pytest_aorta.verdict.statistics.variance import Revision, Variance, VarianceComponents, observed, typical
+from pytest_aorta.verdict.statistics.variance import Revision, Variance, VarianceComponents
 
 RESET = "--update-baselines --aorta-record=replace"
 # The most launches that --aorta-launches records.
 _MOST_LAUNCHES = 50
-# Returns the prior of a metric's variance.
-Priors: TypeAlias = Callable[[Metric], VarianceComponents]
 
 # After a pause of this length the state of a machine has changed: clocks, temperature, other jobs.
 BLOCK_GAP_S = ByDevice(6 * 3600, cpu=3600)
-MIN_CASES = 3
-# Degrees of freedom of each side, slower and faster, of a prior from other cases.
-CASES_DF = 2.0
 # Standard deviations within and between blocks, measured on H200s and on shared CPUs (docs/benchmarks.md).
 _WITHIN = ByDevice(0.005, cpu=0.15)
 _BETWEEN = ByDevice(0.005, cpu=0.25)
@@ -59,39 +50,6 @@ def default_variance(metric: Metric, device: str) -> VarianceComponents:
         within, between = factor * _WITHIN[device], factor * _BETWEEN[device]
     side = Variance(within**2, _WITHIN_DF)
     return VarianceComponents(side, side, Variance(between**2, _BETWEEN_DF))
-
-
-class StoredCase:
-    """A stored baseline and the variance of its metrics, which the priors of all other cases of its platform need.
-
-    Attributes:
-        baseline: The baseline.
-        variance: Returns the variance of a metric's launches without a prior; it is computed once.
-    """
-
-    def __init__(self, baseline: Baseline) -> None:
-        self.baseline = baseline
-        self.variance = cache(lambda metric: observed(transformed_by_revision(metric, baseline)))
-
-
-def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> VarianceComponents:
-    """Return the median variance of a platform's other cases, or the default if fewer than three have one.
-
-    The default also applies to a loss, whose noise depends on the workload and not on the platform, and to launches
-    that vary far less than those of the other cases.
-    """
-    default = default_variance(metric, device)
-    if metric.kind is MetricKind.NUMERIC:
-        return default
-    variances = [case.variance(metric) for case in cases]
-    measured = [variance for variance in variances if variance.slower.df > 0]
-    if len(measured) < MIN_CASES:
-        return default
-    slower = typical([variance.slower for variance in measured], CASES_DF)
-    faster = typical([variance.faster for variance in measured], CASES_DF)
-    known = [variance.between for variance in variances if variance.between.df > 0]
-    between = typical(known, 2 * CASES_DF) if len(known) >= MIN_CASES else default.between
-    return VarianceComponents(slower, faster, between, otherwise=default)
 
 
 def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision]:
@@ -160,36 +118,6 @@ def next_block(metric: Metric, center_launches: Sequence[LaunchFacts]) -> Hashab
     """
     is_known = metric.kind is MetricKind.NUMERIC or center_launches[-1].device == "cpu"
     return metric_blocks(metric, center_launches)[-1] if is_known else "another"
-
-
-def platform_priors(folder: Path, platform: str, device: str, case: str) -> Callable[[Metric], VarianceComponents]:
-    """Return a function that computes :func:`prior_variance` from a platform's baselines other than ``case``."""
-
-    @cache
-    def others() -> tuple[StoredCase, ...]:
-        found = map(_stored_case, sorted((folder / platform).glob("*.json")))
-        return tuple(stored for stored in found if stored is not None and stored.baseline.case != case)
-
-    @cache
-    def of(metric: Metric) -> VarianceComponents:
-        return prior_variance(metric, device, others())
-
-    return of
-
-
-def _stored_case(path: Path) -> StoredCase | None:
-    """Return the case of a file; None if it can't be read, which the test of that baseline reports."""
-    try:
-        status = path.stat()
-        return _read_case(path, (status.st_ino, status.st_mtime_ns, status.st_size))
-    except (OSError, BaselineError):
-        return None
-
-
-@lru_cache(maxsize=4096)
-def _read_case(path: Path, _version: tuple[int, int, int]) -> StoredCase:
-    # Each test of a platform reads the baselines of all others; files are replaced, so a new content has a new version.
-    return StoredCase(read_baseline_file(path))
 
 
 def unresolved(rule: StoredRule, tolerance: Tolerance) -> str | None:

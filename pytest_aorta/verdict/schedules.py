@@ -87,6 +87,7 @@ def _cause(
     lost = (
         [(one, was) for one, was in changed if one.serialized and not (was and was.serialized)]
         or [(one, was) for one, was in changed if one.exposed_us > (was.exposed_us if was else 0.0)]
+        or [(one, was) for one, was in changed if one.late_us > (was.late_us if was else 0.0)]
         or [(one, was) for one, was in changed if was is None]
     )
     groups: dict[tuple[str, str, str], list[_Change]] = defaultdict(list)
@@ -127,6 +128,8 @@ class _Change(NamedTuple):
             return cls(now, "waits for", now.waits_for or _NO_COMPUTE, was.waits_for or _NO_COMPUTE)
         if now.awaited_by != was.awaited_by:
             return cls(now, "is awaited by", now.awaited_by or _NO_COMPUTE, was.awaited_by or _NO_COMPUTE)
+        if now.late_us > was.late_us:
+            return cls(now, f"waits for rank {now.sender} for", f"{now.late_us:.3g} us", f"{was.late_us:.3g} us")
         return cls(now, "is exposed for", f"{now.exposed_us:.3g} us", f"{was.exposed_us:.3g} us")
 
 

@@ -19,6 +19,7 @@ from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import ARRIVALS_FILE
+from pytest_aorta.result.trace.kineto import DTYPES
 from pytest_aorta.result.trace.kineto_costs import RecordedCall
 from pytest_aorta.result.trace.rank_files import Arrivals, flight_records
 from pytest_aorta.worker.accelerator import on_accelerator
@@ -116,7 +117,7 @@ def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
 
     ``spans_ns`` are the begin and end of each step by ``time.time_ns``.
     """
-    entries = [entry for recorder in ("fr", "nccl") for entry in flight_records(recorder) or ()]
+    entries = _entries()
     if not entries or not spans_ns:
         return 0.0
     created_ns = sorted(entry["time_created_ns"] for entry in entries if not entry["is_p2p"])
@@ -126,12 +127,24 @@ def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
     return fmean(counts) if counts else None
 
 
+def _entries() -> list[dict[str, Any]]:
+    """Return torch's record of the collectives of any backend."""
+    return [entry for recorder in ("fr", "nccl") for entry in flight_records(recorder) or ()]
+
+
+def reduced_types(since_ns: int) -> set[str]:
+    """Return the types of floating numbers that this rank has reduced with others since a moment."""
+    entries = [one for one in _entries() if "reduce" in one["profiling_name"] and one["time_created_ns"] >= since_ns]
+    kinds = {DTYPES.get(kind, kind) for entry in entries for kind in entry["input_dtypes"]}
+    return {kind for kind in kinds if "float" in kind}
+
+
 def recorded_calls(began_ns: int, ended_ns: int, device: torch.device) -> list[RecordedCall]:
     """Return the collectives that this rank began in a stretch of time, in order, by the recorder of CPU backends."""
-    if on_accelerator(device):
-        return []  # NCCL's record of a collective is a part of the trace
     if is_simulated():
         return requested_calls(began_ns, ended_ns)
+    if on_accelerator(device):
+        return []  # NCCL's record of a collective is a part of the trace
     sizes = {str(name): group.size() for group, name in c10d._world.pg_names.items()}
     return [
         RecordedCall(

@@ -9,6 +9,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from pytest_aorta.common.clock import time
+from pytest_aorta.common.files import without_collection
 from pytest_aorta.result.trace.kineto import BOUNDARY, TraceTooLarge, excess, overlap_of_cpu
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
 from pytest_aorta.result.trace.profiled_steps import Cost, Costs, Profile
@@ -79,6 +80,8 @@ class StepCounter(ScriptProfiler):
     # The first boundary of steps ends the counted one.
     boundary = end
 
+    # Until the trace is dropped: a collection would visit each of its values.
+    @without_collection()
     def costs(self) -> Costs:
         """Return the costs of the step and the compilations since the measured steps began."""
         if self.problem or self._trace is None:

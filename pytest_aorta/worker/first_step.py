@@ -7,21 +7,26 @@ the logical tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DistributedSampler
 
+from pytest_aorta.common.clock import time
 from pytest_aorta.result import first_step as kept
 from pytest_aorta.result.folder import FIRST_STEP_FILE
+from pytest_aorta.result.series import digest
+from pytest_aorta.worker.collectives import reduced_types
 from pytest_aorta.worker.finite import Optimizers, roots, untraced
 from pytest_aorta.worker.layout import is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.replacing import replace
 from pytest_aorta.worker.torch_private import BaseDataLoaderIter, FakeTensor
-from pytest_aorta.worker.training import hashed_samples, parts_of_samples, tensors_in
+from pytest_aorta.worker.training import GENERATORS, hashed_samples, parts_of_samples, tensors_in
 from pytest_aorta.worker.weight_hash import logical_name
 
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
@@ -40,14 +45,18 @@ class FirstStep:
         # Gradients, and the norms that they are clipped by, by id of the parameter.
         self._gradients: dict[int, torch.Tensor] = {}
         self._norms: dict[int, float] = {}
+        # By the id of a parameter: itself, its module and name there, and what this rank adds to its gradient, folded.
+        self._own: dict[int, tuple[torch.Tensor, torch.nn.Module, str, np.ndarray[Any, Any]]] = {}
         self._losses: list[torch.Tensor] = []
+        # When the first backward pass began.
+        self._began_ns = 0
         self._num_steps = 0
         self._samples: dict[str, list[str]] = {kind: [] for kind in kept.SAMPLES}
         # The module that was called first of those that run.
         self._outermost: torch.nn.Module | None = None
         self._is_in_backward = False
         # The state of random numbers before the forward pass that runs, and before the first one.
-        self._random = self._first_random = b""
+        self._random = self._first_random = ""
         # The epoch of each sampler by its id.
         self._epochs: dict[int, int] = {}
         self._traits = set[str]()
@@ -83,6 +92,11 @@ class FirstStep:
     def _leave(self, module: torch.nn.Module, _inputs: object, output: object) -> None:
         if torch.compiler.is_compiling() or self._has_ended:
             return
+        # Modules of FSDP2 have whole parameters here.
+        for name, part in module.named_parameters(recurse=False):
+            if part.requires_grad and not is_dtensor(part) and id(part) not in self._own:
+                self._own[id(part)] = part, module, name, (folds := np.zeros(kept.FOLDS))
+                part.register_hook(untraced(partial(self._add_own, folds)))
         if isinstance(module, _BATCH_NORMS) and module.training:
             self._traits.add(kept.BATCH_NORM)
         kinds = {part.dtype for part in tensors_in(output) if part.is_floating_point()}
@@ -92,10 +106,16 @@ class FirstStep:
             if self._random != _random_state():
                 self._traits.add(kept.RANDOM)
 
+    def _add_own(self, folds: np.ndarray[Any, Any], gradient: torch.Tensor) -> None:
+        """Add what a backward pass of this rank adds to a gradient, before ranks reduce it."""
+        if not self._has_ended:
+            folds += kept.folded(gradient.detach().double().cpu().numpy())
+
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
         # A pipeline may try its shapes first.
         if not (self._has_ended or self._is_in_backward or isinstance(loss, FakeTensor)):
+            self._began_ns = self._began_ns or time.time_ns()
             self._losses.append(loss.detach().double().sum())
         was_in_backward, self._is_in_backward = self._is_in_backward, True
         try:
@@ -149,7 +169,14 @@ class FirstStep:
             return
         self._begun.add(id(optimizer))
         self._optimizers.add(optimizer)
-        named = self._optimizers.named(optimizer)
+        reduced = (torch.finfo(getattr(torch, kind)) for kind in reduced_types(self._began_ns))
+        self._eps = max([self._eps, *(kind.eps for kind in reduced)])
+        inside = _roots()
+        paths = {id(module): path for root in inside for path, module in root.named_modules()}
+        for _, module, name, folds in self._own.values():
+            if (path := paths.get(id(module))) is not None:
+                self._parts[kept.key(kept.OWN, logical_name(f"{path}.{name}".lstrip(".")))] = folds
+        named = self._optimizers.named(optimizer, inside=inside)
         self._keep_gradients(part for _, part in named)
         rates = {id(part): group.get("lr", 0) for group in optimizer.param_groups for part in group["params"]}
         for name, part in named:
@@ -167,7 +194,7 @@ class FirstStep:
         self._ended.add(id(optimizer))
         for name, part in self._optimizers.named(optimizer):
             self._add(kept.AFTER, name, part, part)
-        for name, part in (pair for root in roots() for pair in root.named_buffers()):
+        for name, part in (pair for root in _roots() for pair in root.named_buffers()):
             if part.is_floating_point() and not part.is_meta:
                 self._add(kept.BUFFER, name, part, part)
 
@@ -189,7 +216,7 @@ class FirstStep:
             **{kind: np.array(found, dtype="S16") for kind, found in self._samples.items()},
             kept.TRAITS: np.array([*self._traits], dtype="S16"),
             kept.LOSS: np.array([float(loss) for loss in self._losses]),
-            kept.STATE: np.frombuffer(self._first_random, dtype=np.uint8),
+            kept.STATE: np.array(self._first_random),
             kept.EPS: np.array(self._eps),
             kept.STEPS: np.array(self._num_steps),
         }
@@ -212,9 +239,11 @@ def _joined(batches: Sequence[Any]) -> Any:
     return first
 
 
-def _random_state() -> bytes:
+def _roots() -> list[torch.nn.Module]:
+    """Return the modules that are in no other but DDP's, which a script may use on several ranks only."""
+    return [root.module if isinstance(root, DistributedDataParallel) else root for root in roots()]
+
+
+def _random_state() -> str:
     """Return the state of the random numbers of the CPU and of this rank's device."""
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return b"".join(state.numpy().tobytes() for state in states)
+    return digest([GENERATORS[kind]() for kind in ("", "CUDA")])

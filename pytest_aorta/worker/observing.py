@@ -36,13 +36,13 @@ from pytest_aorta.worker.optimized import (
     Gradients,
     Optimized,
     copied,
-    is_empty,
+    own_value,
 )
 from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.replacing import replace
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
-from pytest_aorta.worker.torch_private import STEP_OPTIMIZER, BaseDataLoaderIter, autocast_of
+from pytest_aorta.worker.torch_private import STEP_OPTIMIZER, BaseDataLoaderIter, FakeTensor, autocast_of
 from pytest_aorta.worker.training import Inputs, random_state
 
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
@@ -84,6 +84,7 @@ class Observer:
         self._absence = Absence()
         self._began_s = time.perf_counter()
         self._all: list[Optimized] = []
+        self._by_id: dict[int, Optimized] = {}
         self._progress: Progress | None = None
         # Losses and norms of the step that runs.
         self._values: list[tuple[str, float | torch.Tensor]] = []
@@ -184,24 +185,25 @@ class Observer:
         if is_chosen and self.record.hash_weights and not self._is_simulated:
             found.hash_at_the_end()
 
-        # The next step begins last. Its costs are not counted again if they are in a step that was.
-        counted = [one for one in self._all if one.counter is not None]
-        is_covered = len(counted) >= MOST_SEARCHED or (
-            not is_alone and any(found in one.counted_with for one in counted)
-        )
-        may_profile = not (self._is_counting or self.record.hash_every_step) and self._may_profile()
-        is_profiled = found.begin_step(may_profile=may_profile, is_covered=is_covered)
-        self._is_counting = is_profiled or self._is_counting
+        # The next step begins last.
+        self._is_counting = found.begin_step(self._may_profile, self._is_covered) or self._is_counting
 
     def _may_profile(self) -> bool:
-        """Return whether an iteration lies between the last profile and now.
+        """Return whether no profile runs, and an iteration lies between the last profile and now.
 
         So every scope that was entered under the last profiler has been left; see :class:`ScriptProfiler`.
         """
+        if self._is_counting or self.record.hash_every_step:
+            return False
         if self._profiled_last is None:
             return True
         last, num_steps, turn = self._profiled_last
         return last.num_steps > num_steps or self._turn - turn > MOST_WITHIN
+
+    def _is_covered(self, found: Optimized) -> bool:
+        """Return whether the costs of an optimizer's step are not counted again, since they are in a step that was."""
+        counted = [one for one in self._all if one.counter is not None]
+        return len(counted) >= MOST_SEARCHED or any(found in one.counted_with for one in counted)
 
     def _begin(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         # The step of an optimizer that has raised has no end.
@@ -284,12 +286,11 @@ class Observer:
     def _note(self, quantity: str, value: object) -> None:
         if not isinstance(value, torch.Tensor) or value.numel() != 1 or self._is_simulated:
             return
-        # Most scripts on CPU take this way, which has to cost less than 1% of a step of a millisecond.
-        if type(value) is torch.Tensor and value.is_cpu:
-            self._values.append((quantity, value if self._is_counting else float(value.item())))
-        elif not is_empty(value):
+        own = own_value(value)
+        # A program tries a kernel or estimates memory before it trains.
+        if not (own.is_meta or isinstance(own, FakeTensor)):
             # What the recorder does must not count among the costs of a step, so there the copy is made after the step.
-            self._values.append((quantity, value if self._is_counting else copied(value)))
+            self._values.append((quantity, own if self._is_counting else copied(own)))
 
     def _draw(self, original: Callable[..., Any], loader: object) -> Any:
         self._inputs.batch = batch = original(loader)
@@ -337,7 +338,9 @@ class Observer:
         self._progress.enter(step)
 
     def _find(self, optimizer: Optimizer) -> Optimized | None:
-        return next((one for one in self._all if one.optimizer() is optimizer), None)
+        # Another optimizer may have the id of one that was freed.
+        found = self._by_id.get(id(optimizer))
+        return found if found is not None and found.optimizer() is optimizer else None
 
     def _new(self, optimizer: Optimizer) -> Optimized:
         if not self._all:
@@ -349,6 +352,7 @@ class Observer:
             note_padded(named(optimizer))
         found = Optimized(optimizer, named, self.device, self.record, gradients, self._prepared, self._random)
         self._all.append(found)
+        self._by_id[id(optimizer)] = found
         if len(self._all) <= MOST_SEARCHED:
             inside = roots()
             found.belongs_to(inside, named(optimizer, inside=inside), hash_buffers=self.record.hash_weights)

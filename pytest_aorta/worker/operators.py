@@ -45,8 +45,6 @@ from pytest_aorta.worker.weight_hash import stacked, tensor_sums
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
 # Operators whose outputs hold whatever was in memory before.
 _UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
-# The operator that hashes the boundaries of modules and returns a copy.
-_OBSERVE = "aorta::observe"
 # Arguments and results of attention that its kernels allocate and, without dropout, never write.
 _UNDEFINED = ("philox_seed", "philox_offset", "rng_state", "unused")
 _MAX_TEXT = 200
@@ -191,8 +189,6 @@ class OperatorCapture(TorchDispatchMode):
 
 def _is_untracked(func: Any) -> bool:
     """Return True for operators that change no bits."""
-    if func._schema.name == _OBSERVE:
-        return True
     if func.namespace in _COLLECTIVE_NAMESPACES:
         return "wait" in func._schema.name or "barrier" in func._schema.name
     if any(_is_written(argument) for argument in func._schema.arguments):

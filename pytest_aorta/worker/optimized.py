@@ -26,7 +26,7 @@ from pytest_aorta.worker.finite import optimizers, parts_of, untraced
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.steps import StepTimer
-from pytest_aorta.worker.torch_private import FakeTensor, buffers_of, disable_current_modes
+from pytest_aorta.worker.torch_private import buffers_of, disable_current_modes
 from pytest_aorta.worker.training import Training
 from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
@@ -217,11 +217,11 @@ class Optimized:
             self._places.append((self.num_steps, quantity))
             self._values.add(copied(value) if isinstance(value, torch.Tensor) else value)
 
-    def begin_step(self, *, may_profile: bool, is_covered: bool) -> bool:
+    def begin_step(self, may_profile: Callable[[], bool], is_covered: Callable[[Optimized], bool]) -> bool:
         """Begin the next step, and return whether it is profiled; the warm-up comes after the first step.
 
-        ``may_profile`` is whether a profiler may begin here, ``is_covered`` whether such a step was counted
-        with a step of this optimizer in it.
+        ``may_profile`` returns whether a profiler may begin here, ``is_covered`` whether a step was counted with a step
+        of this optimizer in it.
         """
         left = self._warmup - self.num_steps + 1
         self._is_count_due = self._is_count_due or left == STEPS_TO_COUNT
@@ -231,11 +231,10 @@ class Optimized:
         # A step that is not timed follows, so that the timed steps begin without the profiler's end.
         if self.num_steps == self._profiled_until:
             return False
-        if may_profile and self.timer.num_steps >= TIMED_STEPS:
-            self.capture = self.capture or ScriptCapture(self.timer.device, self._prepared)
-        if may_profile and self.capture is not None and self.capture.is_open:
-            self._begun = self.capture
-        elif may_profile and self._is_count_due and not is_covered:
+        is_capture_due = self.timer.num_steps >= TIMED_STEPS and (self.capture is None or self.capture.is_open)
+        if is_capture_due and may_profile():
+            self._begun = self.capture = self.capture or ScriptCapture(self.timer.device, self._prepared)
+        elif self._is_count_due and may_profile() and not is_covered(self):
             self._is_count_due = False
             self._begun = self.counter = StepCounter(self.timer.device, self._prepared)
         else:
@@ -389,17 +388,17 @@ class Optimized:
         return calls_by_step(self.timer.spans_ns)
 
 
-def is_empty(value: torch.Tensor) -> bool:
-    """Return whether a tensor has no data, as where a program tries a kernel or estimates memory before it trains."""
-    return value.is_meta or isinstance(local_part(value), FakeTensor)
+def own_value(value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor, without an operator that autograd or a profile would see."""
+    if type(value) is torch.Tensor:
+        return value
+    with torch.no_grad():
+        return local_part(value)
 
 
-def copied(value: torch.Tensor) -> float | torch.Tensor:
+def copied(own: torch.Tensor) -> float | torch.Tensor:
     """Return a copy of a tensor with one element, since the script may write into its memory; a number on CPU."""
-    if value.device.type == "cpu" and not is_dtensor(value):
-        return float(value.item())
-    own = local_part(value.detach())
-    return float(own) if own.device.type == "cpu" else own.reshape(1).to(torch.float64, copy=True)
+    return float(own.item()) if own.is_cpu else own.detach().reshape(1).to(torch.float64, copy=True)
 
 
 def _title(module: torch.nn.Module) -> str:

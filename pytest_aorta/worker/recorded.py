@@ -56,6 +56,7 @@ class Recorded:
             grad_norm=[float(value) for value in self.grad_norm],
             collective_ms=timer.collective_ms(),
             memory_bytes=timer.memory_bytes(),
+            cpu_wait=timer.cpu_wait(),
         )
 
 

@@ -286,9 +286,7 @@ def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]
         result = result.replace(environment=result.environment | {PADDED: padded})
     # A metric that a rank computed from values may be NaN.
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
-    return result.replace(
-        loss=[], grad_norm=[], weight_hashes={}, tensor_hashes={}, boundary_hashes={}, collective_ms=[], metrics=metrics
-    )
+    return result.replace(loss=[], grad_norm=[], weight_hashes={}, tensor_hashes={}, collective_ms=[], metrics=metrics)
 
 
 class TensorMemory(TorchDispatchMode):

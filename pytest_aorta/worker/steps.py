@@ -4,7 +4,7 @@ import functools
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,12 +34,13 @@ class Progress:
     def __init__(self) -> None:
         """Map the file that the launch names; without a launch, map anonymous memory that nobody reads."""
         self._count = 0
-        self._bytes = mmap.mmap(-1, 8)
+        mapped = mmap.mmap(-1, 8)
         if folder := os.environ.get(variables.RANK_FOLDER):
             with (Path(folder) / PROGRESS_FILE).open("wb+") as file:
                 file.write(bytes(8))
                 file.flush()
-                self._bytes = mmap.mmap(file.fileno(), 8)
+                mapped = mmap.mmap(file.fileno(), 8)
+        self._number = memoryview(mapped).cast("Q")
 
     def advance(self, steps: int = 1) -> None:
         """Count more entered steps."""
@@ -48,7 +49,7 @@ class Progress:
     def enter(self, step: int) -> None:
         """Set the number of the entered step, counted from 1."""
         self._count = step
-        self._bytes[:8] = step.to_bytes(8, "little")
+        self._number[0] = step
 
 
 @dataclass(slots=True)
@@ -78,6 +79,8 @@ class StepTimer:
         self._began_ns: list[int] = []
         self._ended_ns: list[int] = []
         self._memory_bytes: list[int] = []
+        # When waits for a CPU were read, and how long they were until then.
+        self._waits: list[tuple[float, float | None]] = []
         on_device = on_accelerator(device)
         self._memory_every = MEMORY_EVERY_STEPS if on_device else MEMORY_EVERY_CPU_STEPS
         self._now: Callable[[], Moment] = functools.partial(now, device) if on_device else time.perf_counter_ns
@@ -93,9 +96,12 @@ class StepTimer:
         """Begin a step."""
         if self._progress is not None:
             self._progress.advance()
-        if not self._began_ns:
+        if not (count := len(self._began_ns)):
             begin_measured_steps()
-        memory_bytes = None if len(self._began_ns) % self._memory_every else memory_in_use(self.device)
+        # A reading of all threads takes longer than one of memory.
+        if count.bit_count() < 2 and not on_accelerator(self.device):
+            self._waits.append((time.perf_counter(), _waited_s()))
+        memory_bytes = None if count % self._memory_every else memory_in_use(self.device)
         self._open = _OpenStep(memory_bytes, time.time_ns(), self._now())
 
     def close(self) -> bool:
@@ -152,9 +158,38 @@ class StepTimer:
             return []
         return waits_of_steps_ms(recorded_collectives(), self._began_ns, self._ended_ns)
 
+    def cpu_wait(self) -> float | None:
+        """Return the part of the steps' time for which threads waited for a CPU, their sum; None if it is not known."""
+        if len(self._waits) < 2:
+            return None
+        (began_s, before_s), (ended_s, after_s) = self._waits[0], self._waits[-1]
+        if before_s is None or after_s is None:
+            return None
+        # The waits of a process that has ended are gone.
+        return max(0.0, after_s - before_s) / (ended_s - began_s)
+
     def memory_bytes(self) -> list[int]:
         """Return the bytes in use before evenly spaced steps: allocated on the device, or resident on CPU."""
         return list(self._memory_bytes)
+
+
+def _waited_s() -> float | None:
+    """Return how long threads of this process and of its children have waited for a CPU; None if Linux does not tell.
+
+    The second number in ``schedstat`` has these nanoseconds (Documentation/scheduler/sched-stats.rst).
+    """
+    children = " ".join(_texts("self", "children")).split()
+    waits_ns = [int(text.split()[1]) for process in ("self", *children) for text in _texts(process, "schedstat")]
+    return sum(waits_ns) / 1e9 if waits_ns else None
+
+
+def _texts(process: str, name: str) -> Iterator[str]:
+    """Yield what a file of the kernel tells of each thread of a process."""
+    # A process may end in between, and a thread of it.
+    with suppress(OSError):
+        for path in Path("/proc", process, "task").glob(f"*/{name}"):
+            with suppress(OSError):
+                yield path.read_text(encoding="ascii")
 
 
 def measure(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from pytest_aorta.result.trace.kineto_graph import MARK, Said
-from pytest_aorta.worker.torch_private import disable_dynamo, functional_operators, tree_leaves
+from pytest_aorta.worker.torch_private import c10d, disable_dynamo, functional_operators, tree_leaves
 
 # The methods of a process group that request a collective.
 _REQUEST = re.compile("_?(all|reduce|broadcast|gather|scatter|barrier|send|recv)")
@@ -53,6 +53,11 @@ def _id_of(one: object) -> int:
     return one.untyped_storage()._cdata if isinstance(one, torch.Tensor) else id(one)
 
 
+def _global_rank(group: dist.ProcessGroup, number: int) -> int:
+    """Return the rank that has a number in a group."""
+    return next((rank for rank, own in c10d._world.pg_group_ranks.get(group, {}).items() if own == number), number)
+
+
 @contextmanager
 def marked_streams(device: torch.device) -> Iterator[None]:
     """Leave marks of streams, events and waits of the body in the profile that runs."""
@@ -61,6 +66,8 @@ def marked_streams(device: torch.device) -> Iterator[None]:
     # The number of each request by the id of its work, or by those of the storages of its results. A later request may
     # take an id over.
     works: dict[int, int] = {}
+    # Requests between the begin and the end of a batch have one work, and one number.
+    batches: list[object] = []
     stream_of: Callable[[], object] = module.current_stream
 
     def say(what: Said, *about: object) -> None:
@@ -112,12 +119,24 @@ def marked_streams(device: torch.device) -> Iterator[None]:
         say(Said.HOST, *args[:1] if isinstance(next(iter(args), None), (module.Stream, module.Event)) else ())
         return original(*args, **given)
 
-    def requested(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
-        token = object()
-        with record_function(f"{MARK} {Said.REQUESTS} {(number := numbers.of(token))}"):
+    def requested(original: Callable[..., Any], *args: Any, peer: object = "", **given: Any) -> Any:
+        number = numbers.of(batches[-1] if batches else object())
+        with record_function(f"{MARK} {Said.REQUESTS} {number} {peer}"):
             results = original(*args, **given)
         works.update((_id_of(one), number) for one in tree_leaves(results))
         return results
+
+    def messaged(original: Callable[..., Any], group: Any, tensors: object, *to: Any, **given: Any) -> Any:
+        return requested(original, group, tensors, *to, peer=_global_rank(group, to[0]) if to else "", **given)
+
+    def opened(original: Callable[..., Any], *args: Any) -> Any:
+        batches.append(object())
+        return original(*args)
+
+    def closed(original: Callable[..., Any], *args: Any) -> Any:
+        work = original(*args)
+        works[_id_of(work)] = numbers.of(batches.pop() if batches else object())
+        return work
 
     def work_waits(original: Callable[..., Any], work: Any, *args: Any, **given: Any) -> Any:
         # Only the first wait for a tensor waits. That for a work does on each stream.
@@ -146,7 +165,9 @@ def marked_streams(device: torch.device) -> Iterator[None]:
     for owner in (module.Stream, module.Event, module):
         replace(owner, "synchronize", host)
     for name in filter(_REQUEST.match, [*vars(dist.ProcessGroup)]):
-        replace(dist.ProcessGroup, name, requested)
+        replace(dist.ProcessGroup, name, messaged if name in ("send", "recv") else requested)
+    replace(dist.ProcessGroup, "_start_coalescing", opened)
+    replace(dist.ProcessGroup, "_end_coalescing", closed)
     for owner in (dist.Work, *dist.Work.__subclasses__()):
         replace(owner, "wait", work_waits)
     for operator in functional_operators():

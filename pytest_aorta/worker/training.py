@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import operator
 import random
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ class Training:
             [key for key, value in group.items() if key not in _NOT_SHOWN and _plain(value) is not None]
             for group in optimizer.param_groups[:_MOST_GROUPS]
         ]
-        self._values: list[list[Any]] = []
+        self._values: list[Any] = []
         self._sources: tuple[object, ...] = ()
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._samples: list[tuple[int, list[torch.Tensor]]] = []
@@ -112,13 +113,14 @@ class Training:
         Most steps are as the one before, which has to be told in a few microseconds.
         """
         groups = zip(optimizer.param_groups, self._keys, strict=False)
-        values = [[_plain(group.get(key)) for key in keys] for group, keys in groups]
-        if values != self._values:
+        values = [value for group, keys in groups for value in map(group.get, keys)]
+        # The comparison by identity waits for no device where a value is a tensor.
+        if len(values) != len(self._values) or not all(map(operator.is_, values, self._values)):
             self._values = values
-            for group, keys, row in zip(self._groups, self._keys, values, strict=False):
-                for key, value in zip(keys, row, strict=True):
-                    if value is not False and value is not None:
-                        self._note(step, key, value, group)
+            named = ((key, name) for name, keys in zip(self._groups, self._keys, strict=False) for key in keys)
+            for (key, name), value in zip(named, map(_plain, values), strict=False):
+                if value is not False and value is not None:
+                    self._note(step, key, value, name)
         is_training = all(model.training for model in models)
         sources = inputs.clipped_to, inputs.num_backward, inputs.autocast, is_training
         if sources != self._sources:
@@ -127,7 +129,7 @@ class Training:
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
             self._note(step, "mode", "train" if is_training else "eval")
-        if tensors := tensors_in(inputs.batch):
+        if inputs.batch is not None and (tensors := tensors_in(inputs.batch)):
             shapes = [(part.shape, part.dtype) for part in tensors]
             if shapes != self._shapes:
                 self._shapes = shapes
@@ -144,7 +146,7 @@ class Training:
     def _note_state(self, step: int, scaler: torch.amp.GradScaler | None) -> None:
         """Note what else the next step goes on from, which waits for the device."""
         self.samples()
-        for name, state_of in _GENERATORS.items():
+        for name, state_of in GENERATORS.items():
             self._note(step, RANDOM, digest(state_of())[:8], name)
         state = scaler.state_dict() if scaler is not None else {}
         for key, name in _OF_SCALER.items():
@@ -221,7 +223,7 @@ def hashed_samples(parts: Iterable[torch.Tensor]) -> list[str]:
 
 def random_state() -> str:
     """Return the begin of the hash of the state of torch's random numbers."""
-    return digest(_GENERATORS[""]())[:8]
+    return digest(GENERATORS[""]())[:8]
 
 
 def _numpy_state() -> list[Any]:
@@ -230,7 +232,7 @@ def _numpy_state() -> list[Any]:
 
 
 # Group of the setting of random numbers -> the state of the generator; that of torch on the CPU is in no group.
-_GENERATORS: Mapping[str, Callable[[], object]] = {
+GENERATORS: Mapping[str, Callable[[], object]] = {
     "": lambda: torch.get_rng_state().tolist(),
     "CUDA": lambda: torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else [],
     "NumPy": _numpy_state,

@@ -60,7 +60,7 @@ def test_opened_page_is_not_wider_than_the_window(page, report_file, width, dark
     # Only these may scroll sideways; anything else that is too wide would be cut off.
     beyond = page.value(
         "[...document.querySelectorAll('main *')]"
-        ".filter((node) => node.checkVisibility() && !node.closest('.wide, .uplot, .unseen')"
+        ".filter((node) => node.checkVisibility() && !node.closest('.uplot, .unseen')"
         f" && node.getBoundingClientRect().right > {width}).map((node) => `${{node.tagName}}.${{node.className}}`)"
     )
     assert beyond == []

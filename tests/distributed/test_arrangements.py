@@ -11,7 +11,16 @@ from pytest_aorta.plan.plants import Plant, Planted
 from tests.distributed.test_own_scripts import own_leases
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
-IN_CI = ("", "fsdp2", "times_ranks", "norm_reduced_twice", "same_data", "rate_by_ranks")
+IN_CI = (
+    "",
+    "fsdp2",
+    "times_ranks",
+    "norm_reduced_twice",
+    "expert_lost",
+    "ddp_reduced_in_bfloat16",
+    "same_data",
+    "rate_by_ranks",
+)
 SHARED = [
     {"tensor_parallel_degree": 2, "batch_size": 4},
     {"context_parallel_degree": 2, "batch_size": 4},

@@ -7,7 +7,6 @@ from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Decided
-from tests.unit.builders import default_priors
 
 pytestmark = [pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(240)]
 
@@ -97,7 +96,7 @@ OFTEN = {"gather twice", "item", "few rows"}
 
 def judged(result, reference, metric):
     """Return the verdict on a cost of one launch, compared with one launch of the unchanged code."""
-    pair = PairedComparison("case", {"operators": Tolerance(None)}, default_priors, version="before")
+    pair = PairedComparison("case", {"operators": Tolerance(None)}, version="before")
     return pair.judge([result.facts], [reference.facts])[metric]
 
 

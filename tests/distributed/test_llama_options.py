@@ -14,7 +14,7 @@ MOVED = {
     "real freqs_cis": {"rotary": "real"},
     "selective checkpointing": {"activation_checkpointing": "selective"},
     "full checkpointing": {"activation_checkpointing": "full"},
-    "hashes of all tensors": {"hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"]},
+    "hashes of all tensors": {"hash_tensors": ["weights", "gradients", "optimizer"]},
 }
 TOGETHER = (
     ("prefetch", "one bucket of two blocks", "real freqs_cis", "selective checkpointing"),

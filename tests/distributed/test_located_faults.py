@@ -15,7 +15,7 @@ HASHED = TRAINING | {
     "steps": STEPS,
     "warmup": 0,
     "hash_every": 1,
-    "hash_tensors": ["weights", "gradients", "clipped", "optimizer", "forward", "backward"],
+    "hash_tensors": ["weights", "gradients", "clipped", "optimizer"],
     "hash_operators_step": 2,
 }
 WEIGHTS_ALONE = ["step 2, optimizer: all 39 ", "so the weights were changed in the optimizer's step, or after it"]
@@ -23,9 +23,6 @@ ALL = ["loss", "grad_norm", "weight_hash"]
 LOST_GRADIENT = [
     "Regression: grad_norm ",
     "first difference: step 2, ",
-    "step 2, forward: all 32 inputs and outputs of modules are the same on all 2 ranks",
-    "differ on rank 1, first the gradient of the output of the model [2, 32, 256]: it comes from the loss",
-    "(some differ on 1 of 2 ranks)",
     "step 2, gradients: 12 of 12 gradients differ, first tok_embeddings.weight [256, 64]",
     "step 2, operators: none named, because no operator gave another output for the same inputs, and the ",
     "the candidate alone bucketing._pre_bucket_all_gather.default in forward of tok_embeddings (",
@@ -66,7 +63,6 @@ def test_state_that_differed_before_is_named_and_not_the_last_step(workload):
             {"kind": "operator_output", "operator": "aten.mm.default", "call": 9},
             ["grad_norm", "weight_hash"],
             [
-                "step 2, backward: all 16 gradients of modules' outputs are the same on all 2 ranks",
                 "step 2, gradients: 1 of 12 gradients differ, first output.weight [256, 64]",
                 "step 2, operators: first aten.mm.default in backward of output (",
                 "models/common/chunked_loss.py:",
@@ -114,7 +110,6 @@ def test_state_that_differed_before_is_named_and_not_the_last_step(workload):
             {"kind": "batch_integer"},
             ALL,
             [
-                "differ on rank 1, first the input of the model [2, 32]: the model is given other data",
                 "operators: first aten.embedding.default in forward of tok_embeddings (",
                 "on rank 1: its input 2 of 2, torch.int64(2, 32), is not in the reference, and no captured operator",
                 "before wrote it: this rank was given another batch, or",

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import LeasedWorld, lease
-from pytest_aorta.launch.nodes import start_coordinator
+from pytest_aorta.launch.nodes import launch_on_nodes
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.plan.world import World
@@ -42,7 +41,7 @@ def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path):
         node_launcher=("sh", "-c", agents, "agents"),
     )
     try:
-        outcome = launch(plan, os.environ | {"MASTER_ADDR": "127.0.0.1"}, start_coordinator)
+        outcome = launch_on_nodes(plan, os.environ | {"MASTER_ADDR": "127.0.0.1"})
     finally:
         leased.release()
     failure = launch_failure(plan, outcome)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes import start_coordinator
+from pytest_aorta.launch.nodes import launch_on_nodes
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import rank_pids
@@ -59,7 +59,7 @@ def make_plan(folder: Path, nodes: int) -> LaunchPlan:
 def test_stranger_who_sets_every_key_of_the_stores_runs_no_code(tmp_path, nodes):
     plan = make_plan(tmp_path, nodes)
     environ = os.environ | {"MASTER_ADDR": "127.0.0.1"}
-    launching = threading.Thread(target=launch, args=(plan, environ, start_coordinator if nodes > 1 else None))
+    launching = threading.Thread(target=launch_on_nodes if nodes > 1 else launch, args=(plan, environ))
     launching.start()
     try:
         await_true(lambda: len(rank_pids(plan.run_dir)) == plan.world.size)

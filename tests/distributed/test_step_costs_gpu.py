@@ -5,7 +5,6 @@ import pytest
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.distributed import small_llama
-from tests.unit.builders import default_priors
 
 pytestmark = [pytest.mark.world(size=1, device="cuda", warm=True), pytest.mark.launch_timeout(240)]
 
@@ -31,7 +30,7 @@ for step in range(8):
 
 def judged(result, reference):
     """Return the verdicts on one launch, compared with one launch of the unchanged code."""
-    pair = PairedComparison("case", {}, default_priors, version="before")
+    pair = PairedComparison("case", {}, version="before")
     return pair.judge([result.facts], [reference.facts])
 
 

@@ -191,6 +191,36 @@ def test_collectives_that_compute_can_not_hide_are_counted(workload, tmp_path, n
     assert (played.serialized, played.collectives) == (serialized, collectives), name
 
 
+@pytest.mark.world(size=2)
+def test_stages_of_a_pipeline_are_played_together(workload, tmp_path):
+    make = PROGRAMS["pipeline, 1F1B"][0]
+    (script := tmp_path / "train.py").write_text(START.replace("MAKE", make).replace("AFTER", ""))
+    schedules = {group.ranks[0]: group.schedule for group in workload.run_script(str(script)).facts.schedules}
+    received = {rank: [one for one in found.issued if one.sender is not None] for rank, found in schedules.items()}
+    assert {rank: [one.sender for one in rows] for rank, rows in received.items()} == {0: [1] * 4, 1: [0] * 4}
+    # The second stage waits for the first micro-batch, and the first one for its return.
+    assert received[0][0].late_us > received[1][0].late_us > 0
+
+
+BATCH = """
+def step():
+    group = dist.group.WORLD
+    model(batch).sum().backward()
+    group._start_coalescing(batch.device)
+    dist.isend(batch, 1), dist.irecv(batch, 1)
+    group._end_coalescing(batch.device).wait()
+    model(batch).sum().backward()
+"""
+
+
+@pytest.mark.world(size=2, simulated=(0,))
+def test_one_work_stands_for_a_batch_of_messages(workload, tmp_path):
+    (script := tmp_path / "train.py").write_text(START.replace("MAKE", BATCH).replace("AFTER", ""))
+    [costs] = workload.run_script(str(script)).costs
+    played = play(costs.graph)
+    assert (played.serialized, played.collectives, played.unseen) == (2, 2, [])
+
+
 TRAINING = {"size": "debug", "n_layers": 2, "n_kv_heads": 4, "batch_size": 2, "steps": 3, "warmup": 0}
 # Of each built-in workload: its keys, collectives that no product can hide, and all.
 BUILT_IN = {

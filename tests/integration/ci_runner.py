@@ -118,7 +118,9 @@ def run_template(where: Path, variables: dict[str, str], **given: object) -> Don
 
 def run_script(job: dict[str, Any], where: Path, variables: dict[str, str], path: Path) -> Done:
     """Run the script of a job with the programs of a folder first on the path."""
-    values = {name: entry["value"] if isinstance(entry, dict) else entry for name, entry in job["variables"].items()}
+    values = {
+        name: entry["value"] if isinstance(entry, dict) else entry for name, entry in job.get("variables", {}).items()
+    }
     assert all("$[[" not in line for line in job["script"])
     environment = {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}", **variables, **values}
     ended = shell(["sh", "-c", "set -e\n" + "\n".join(job["script"])], where, environment)

@@ -1,13 +1,11 @@
 """Failing node launchers with real node agents on this host; no rank is started."""
 
-import os
 import time
 from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes import start_coordinator
+from pytest_aorta.launch.nodes import launch_on_nodes
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
@@ -42,7 +40,7 @@ def make_plan(folder: Path, *launcher: str, script: str = "os", timeout_s: float
 
 
 def failed(plan: LaunchPlan) -> str:
-    outcome = launch(plan, os.environ, start_coordinator)
+    outcome = launch_on_nodes(plan)
     assert outcome.survivors == ()
     failure = launch_failure(plan, outcome)
     assert failure is not None
@@ -57,13 +55,18 @@ def failed(plan: LaunchPlan) -> str:
             {},
             [
                 "node launcher: node launcher sh -c",
-                "ended with exit code 127 when 0 of 2 nodes had an agent",
+                "ended with exit code 127 after ",
+                "when 0 of 2 nodes had an agent",
                 "  | no such partition",
             ],
         ),
-        (("/absent/srun",), {}, ["node launcher /absent/srun can't be started: No such file"]),
+        (("/absent/srun",), {}, ["node launcher: node launcher /absent/srun ended with ", "  | FileNotFoundError: "]),
         (("sh", "-c", EACH, "1 1"), {}, ["says it is node 1, and so does ", "one agent on each of 2 nodes"]),
-        (("sh", "-c", EACH, "0"), {"timeout_s": 8}, ["8 s after its start 1 of 2 nodes had an agent: node 0 ("]),
+        (
+            ("sh", "-c", EACH, "0"),
+            {"timeout_s": 8},
+            ["node launcher sh -c ", "when 1 of 2 nodes had an agent: node 0 ("],
+        ),
         (
             ("sh", "-c", EACH, "0 1"),
             {"script": "/absent/train.py"},
@@ -89,7 +92,8 @@ def test_launcher_or_node_is_named_with_what_it_did(tmp_path, launcher, changes,
 def test_launcher_that_fails_on_one_node_is_named_with_its_last_output(tmp_path):
     script = KILLS_ONE.format(run=tmp_path / "run")
     text = failed(make_plan(tmp_path, "sh", "-c", script, "sh"))
-    assert "ended with exit code 9 when 1 of 2 nodes had an agent: node 1 (" in text
+    assert "ended with exit code 9 after " in text
+    assert "when 1 of 2 nodes had an agent: node 1 (" in text
     assert "  | error: Task launch failed on node node1" in text
 
 
@@ -110,5 +114,5 @@ def test_interrupted_launch_ends_its_agents(tmp_path, monkeypatch):
     monkeypatch.setattr("pytest_aorta.launch.guarded.GuardedLaunch.wait", interrupted)
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launch(plan, os.environ, start_coordinator)
+        launch_on_nodes(plan)
     assert time.monotonic() - began_s < HANG_S / 2

@@ -2,7 +2,9 @@
 
 import json
 import mmap
+import os
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -87,6 +89,33 @@ def test_memory_that_a_step_keeps_is_seen():
             kept[-1].write(bytes(KEPT_BYTES))
     first, second = timer.memory_bytes()
     assert second - first > 0.8 * MEMORY_EVERY_CPU_STEPS * KEPT_BYTES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another kernel does not tell how long a thread has waited")
+def test_a_rank_that_computes_waits_for_a_busy_cpu_and_one_that_sleeps_does_not():
+    allowed = os.sched_getaffinity(0)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    waits = []
+    try:
+        for process in (0, busy.pid):
+            os.sched_setaffinity(process, {min(allowed)})
+        for work in (Delay(CPU, 20), partial(time.sleep, 0.02)):
+            timer = StepTimer(CPU)
+            for _ in range(9):
+                with timer.step():
+                    work()
+            waits.append(timer.cpu_wait())
+    finally:
+        os.sched_setaffinity(0, allowed)
+        busy.kill()
+        busy.wait()
+    computes, sleeps = waits
+    # What the other process waits for is a part of both, since it may prepare batches.
+    assert computes > max(0.5, sleeps)
+
+
+def test_waits_for_a_cpu_are_not_known_of_one_step():
+    assert timed(1, steps=1).cpu_wait() is None
 
 
 def part(created_ms: float) -> dict:

@@ -31,10 +31,8 @@ from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.learning import needs_another
-from pytest_aorta.verdict.metrics import Metric, Tolerance
-from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from pytest_aorta.verdict.verdicts import (
     Decided,
     Missing,
@@ -79,9 +77,7 @@ def gpus(count: int, model: str = H200) -> list[Device]:
 def launches_needed(facts: LaunchFacts, marked: dict[str, Tolerance], most: int = 10) -> int:
     """Return the number of launches that a recording takes if all are equal."""
     for count in range(1, most):
-        if not needs_another(
-            make_baseline(launches=stored(*[facts] * count)), marked, default_priors, make_options(launches=most)
-        ):
+        if not needs_another(make_baseline(launches=stored(*[facts] * count)), marked, make_options(launches=most)):
             return count
     return most
 
@@ -129,8 +125,7 @@ def make_facts(**changes: Any) -> LaunchFacts:
         provenance=Provenance("2026-01-02T03:04:05Z", "0123456789ab"),
         launcher="torchrun",
         num_steps=20,
-        step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0},
-        step_time_sample_ms=[10.0] * 20,
+        step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0},
         metrics={},
         weight_hashes={"10": "0" * 16, "9": "1" * 16},
         final_loss=None,
@@ -175,10 +170,6 @@ def launches_near(
     """Return launches of one block whose medians vary around ``p50``."""
     rng = random.Random(seed)
     return [with_p50(make_facts(**changes), p50 * (1 + rng.gauss(0, deviation))) for _ in range(count)]
-
-
-def default_priors(metric: Metric) -> VarianceComponents:
-    return default_variance(metric, "cuda")
 
 
 def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple[StoredLaunch, ...]:
@@ -316,7 +307,6 @@ def make_provenance(**changes: Any) -> Provenance:
 # Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
 BY_RANK = {
     "memory_bytes": "memory_bytes",
-    "boundary_hashes": "boundary_hashes",
     "elapsed": "elapsed_sec",
     "costs": "costs",
 }

@@ -13,7 +13,7 @@ from pytest_aorta.session.history import HistoryEntry
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from tests.unit.builders import make_facts, replace
 
-STATISTICS = ("p50", "p99", "mean", "tail5", "max")
+STATISTICS = ("p50", "p99", "mean", "tail5")
 PLATFORM = "nvidia-h200-x8-nccl"
 # 2026-01-05 03:00 UTC; a commit every three hours.
 BEGAN_S = 1_767_582_000

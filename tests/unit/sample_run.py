@@ -19,7 +19,7 @@ from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import changed, default_priors, make_provenance, make_result, ran, replace, stamp
+from tests.unit.builders import changed, make_provenance, make_result, ran, replace, stamp
 from tests.unit.step_graphs import fsdp_step
 
 USUAL_HIDES = 0.9
@@ -169,7 +169,7 @@ class _Test:
             baseline = Baseline(case, self.nodeid, platform, plan.workload, {"steps": self.steps}, dated)
             write_baseline(self.folder / "baselines", baseline)
         file = str(baseline_path(self.folder / "baselines", platform, case))
-        return StoredComparison(case, {"steps": self.steps}, baseline, plan.marked, default_priors, 5, file)
+        return StoredComparison(case, {"steps": self.steps}, baseline, plan.marked, 5, file)
 
     def record(self, comparison: StoredComparison, verdicts: Verdicts) -> TestRecord:
         """Return the record of the test, which fails on a failing or missing verdict."""
@@ -208,7 +208,7 @@ def _ab_record(folder: Path, rng: np.random.Generator, ranks: int, steps: int) -
     test = _Test(folder, {Side.CANDIDATE: plan, Side.REFERENCE: other}, rng, ranks, steps)
     comparison = test.stored()
     timing = [name for name, metric in METRICS.items() if metric.kind is MetricKind.TIMING and metric.default]
-    paired = PairedComparison(comparison.case, plan.marked, default_priors, timing[:3], 5, "origin/main")
+    paired = PairedComparison(comparison.case, plan.marked, timing[:3], 5, "origin/main")
     settled = settle(in_pairs(paired), test.launch)
     first = next(launch.facts for launch in test.launches if launch.side is Side.CANDIDATE)
     return test.record(comparison, joined(comparison.judge([first]), settled))

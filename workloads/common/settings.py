@@ -40,11 +40,6 @@ class HashSettings:
     hash_tensors: tuple[str, ...] = ()
     hash_tensors_step: int | None = None
 
-    @property
-    def hashes_boundaries(self) -> bool:
-        """Return whether inputs and outputs of modules are hashed."""
-        return not {"forward", "backward"}.isdisjoint(self.hash_tensors)
-
 
 @dataclass(frozen=True)
 class TrainingSettings:

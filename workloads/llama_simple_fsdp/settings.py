@@ -86,7 +86,6 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         )
         yield "trace compile_loss", graph.trace == "step" and self.compile_loss, one_graph
         yield "trace hash_operators_step", graph.trace == "step" and self.hash_operators_step, one_graph
-        yield "trace hash_tensors", graph.trace == "step" and self.hashing.hashes_boundaries, one_graph
         yield "trace fault", graph.trace == "step" and self.fault.kind == "drop_gradient", one_graph
         yield (
             "cuda_graphs trace backend",

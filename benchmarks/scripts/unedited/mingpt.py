@@ -17,13 +17,14 @@ class Trainer:
     def __init__(self):
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.begin = 0
         if os.path.exists("snapshot.pt"):
             snapshot = torch.load("snapshot.pt", weights_only=True)
             self.begin = snapshot["epoch"]
             self.model.load_state_dict(snapshot["model"])
+            self.optimizer.load_state_dict(snapshot["optimizer"])
         self.model = DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
     def train(self, epochs):
         for epoch in range(self.begin, epochs):
@@ -34,7 +35,8 @@ class Trainer:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
                 self.optimizer.step()
             if dist.get_rank() == 0:
-                torch.save({"epoch": epoch + 1, "model": self.model.module.state_dict()}, "snapshot.pt")
+                states = {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+                torch.save({"epoch": epoch + 1, **states}, "snapshot.pt")
 
 
 dist.init_process_group("gloo")

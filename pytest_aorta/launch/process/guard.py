@@ -40,6 +40,8 @@ GONE_S = 5.0
 LOOK_S = 0.5
 LOG_BYTES = 1 << 16
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The agent: an object of subprocess that is freed waits for its process, whose exit code would then be lost.
+_kept: list[object] = []
 
 
 class Guard:
@@ -104,6 +106,8 @@ class Guard:
 
     def marks(self, now_s: float) -> str | None:
         """Return a reason to stop that the ranks' files show, or None."""
+        if self.spec["leave_s"] and (self.ranks.parent / STOPPING_FILE).exists():
+            return "rank_error"  # of an agent of another node
         size = _size(self.agent_log)
         for folder in self.started():
             size += _size(folder / "output.log")
@@ -167,15 +171,20 @@ class Guard:
         with suppress(OSError):
             (self.ranks.parent / STOPPING_FILE).touch()
         alive = descendants()
-        for mark in sorted(self.ranks.glob("*/pid")):
+        for folder in self.started():
             with suppress(ValueError, OSError):
-                pid = int(_tail(mark))
+                pid = int(_tail(folder / "pid"))
                 if pid in alive:
                     os.kill(pid, signal.SIGUSR1)
         self.wait_for_none(STACKS_S)
 
     def stop(self) -> list[int]:
         """End every descendant and return those that could not be killed."""
+        if self.spec["leave_s"] and self.agent_status != 0:
+            with suppress(OSError):
+                (self.ranks.parent / STOPPING_FILE).touch()
+            # Agents on other nodes end their ranks, and the launcher of the agents then ends by itself.
+            self.wait_for_none(self.spec["leave_s"])
         if self.agent_status is None:
             with suppress(ProcessLookupError):
                 os.kill(self.agent_pid, signal.SIGTERM)
@@ -376,18 +385,13 @@ def _size(path: Path) -> int:
 
 
 def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
-    """Guard the launch of ``spec``, and write the verdict to the spec's pipe."""
-    write_verdict(spec, Guard(spec, start_agent).run)
-
-
-def write_verdict(spec: dict[str, Any], follow: Callable[[], dict[str, Any]]) -> None:
-    """Write the verdict that ``follow`` returns to the spec's pipe, in a process that no terminal's signal ends."""
+    """Guard the launch of ``spec``, which no terminal's signal ends, and write the verdict to the spec's pipe."""
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
         os.set_inheritable(inherited, False)
-    verdict = follow()
+    verdict = Guard(spec, start_agent).run()
     with suppress(BrokenPipeError):
         os.write(spec["verdict_fd"], json.dumps(verdict).encode())
 
@@ -395,7 +399,9 @@ def write_verdict(spec: dict[str, Any], follow: Callable[[], dict[str, Any]]) ->
 def _start_torchrun(argv: list[str]) -> int:
     """Start the agent's program and return its process id."""
     prepare = partial(prepare_agent, os.getpid())
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
+    agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare)
+    _kept.append(agent)
+    return agent.pid
 
 
 def main() -> None:

@@ -3,7 +3,7 @@ const aortaCharts = (data) => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const { color } = aortaTheme;
   const drawn = new Map();
-  const kinds = { steps, fractions, loss: curves, grad_norm: curves, timeline: bars, schedule: bars, waits: bars, weights: bars };
+  const kinds = { steps, loss: curves, grad_norm: curves, timeline: bars, schedule: bars, waits: bars, weights: bars };
   // Values whose largest is so many times the smallest are drawn on a logarithmic axis.
   const FAR_APART = 3;
 
@@ -177,30 +177,6 @@ const aortaCharts = (data) => {
     const times = timeAxis(figure, values.slice(1));
     return make(canvas, 280, { series, bands, scales: { x: { time: false }, y: times.scale },
       axes: [axis({ label: "step", size: 34 }), times.axis] }, values, [1, Number(xs[count - 1])]);
-  }
-
-  // Fractions are drawn by how rare a slower step is, which stretches the tail of the distribution.
-  const rarity = (fraction) => fraction >= 1 ? 2.35 : -Math.log10(1 - fraction);
-  const percentile = (fraction) => fraction >= 1 ? "max" : `p${Number((fraction * 100).toFixed(1))}`;
-  function fractions(plots, canvas, figure) {
-    const xs = plots.fractions.map(rarity);
-    const half = plots.fractions.indexOf(0.5);
-    const values = [xs];
-    const series = [{ label: "percentile", value: (plot, value, place, at) => percentile(plots.fractions[at ?? half]) }];
-    const bands = [];
-    for (const band of plots.bands) {
-      const columns = [band.low, band.middle, band.high].map((column) => [column, column[half]]);
-      addBand(band, columns, series, values, bands, { label: band.name });
-    }
-    plots.curves.forEach((curve, number) => {
-      values.push(curve);
-      series.push({ label: `${data.candidate} ${number + 1}`, stroke: hueOf(number, plots.curves.length), width: 2, value: orElse(curve[half]) });
-    });
-    const ticks = [0.5, 0.75, 0.9, 0.95, 0.99, 1];
-    const times = timeAxis(figure, values.slice(1));
-    return make(canvas, 280, { series, bands, scales: { x: { time: false }, y: times.scale }, axes: [
-      axis({ label: "percentile of steps", size: 34, splits: () => ticks.map(rarity), values: () => ticks.map(percentile) }),
-      times.axis] }, values, [0, rarity(1)]);
   }
 
   // Lines of both sides over steps, of which a side may lack some.

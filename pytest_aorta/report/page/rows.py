@@ -6,9 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
-from statistics import fmean, median
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,6 @@ from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
 from pytest_aorta.report.provenance import provenance_values
 from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing, weights_drawing
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.trace.profiled_steps import CollectiveTime
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.environment import identity
 from pytest_aorta.verdict.metrics import METRICS, middle_of
@@ -166,68 +163,6 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-# Columns of the table of ranks -> values of a profiled step.
-_OVERLAP_COLUMNS = {
-    "compute ms": "compute_ms",
-    "communication ms": "comm_ms",
-    "exposed ms": "exposed_comm_ms",
-    "exposed wait ms": "exposed_wait_ms",
-    "copy ms": "copy_ms",
-    "idle ms": "idle_ms",
-}
-
-
-class _CollectiveOverlap(NamedTuple):
-    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
-
-    name: str
-    time: CollectiveTime
-    worst_rank: int
-    worst_exposed_ms: float
-
-
-def rank_rows(launch: Launch) -> list[dict[str, float | None]]:
-    """Return a row per rank: head of a column -> the rank's step times, and the means over its profiled steps.
-
-    The lag is None where waits were not measured. ``device idle ms`` is that of the median step without a head start,
-    None where no such step was profiled.
-    """
-    result, lags = launch.result, launch.facts.rank_lag_ms
-    quantiles = np.quantile(np.asarray(result.rank_step_times_ms), (0.5, 0.99, 1.0), axis=1).T.tolist()
-    rows: list[dict[str, float | None]] = [
-        {"rank": rank, "p50 ms": p50, "p99 ms": p99, "max ms": peak, "lag ms": lags[rank] if lags else None}
-        for rank, (p50, p99, peak) in enumerate(quantiles)
-    ]
-    for row, steps, as_run in zip_longest(rows, result.overlap, result.overlap_as_run, fillvalue=()):
-        if row and steps:
-            means = {head: fmean(getattr(step, name) for step in steps) for head, name in _OVERLAP_COLUMNS.items()}
-            comm_ms, exposed_ms = means["communication ms"], means["exposed ms"]
-            idle_ms = median(step.idle_ms for step in as_run) if as_run else None
-            row |= {**means, "overlap": 1 - exposed_ms / comm_ms if comm_ms else None, "device idle ms": idle_ms}
-    return rows
-
-
-def collective_overlaps(result: WorkloadResult) -> list[_CollectiveOverlap]:
-    """Return one row per kind of collective, the most exposed kind first."""
-    ranks = {rank: steps for rank, steps in enumerate(result.overlap) if steps}
-    names = {name for steps in ranks.values() for step in steps for name in step.collectives}
-    rows = []
-    for name in sorted(names):
-        times = {rank: _mean([step.collectives.get(name, _NO_TIME) for step in steps]) for rank, steps in ranks.items()}
-        worst, time = max(times.items(), key=lambda item: item[1].exposed_ms)
-        rows.append(_CollectiveOverlap(name, _mean([*times.values()]), worst, time.exposed_ms))
-    return sorted(rows, key=lambda row: -row.time.exposed_ms)
-
-
-_NO_TIME = CollectiveTime(total_ms=0.0, hidden_ms=0.0)
-
-
-def _mean(times: Sequence[CollectiveTime]) -> CollectiveTime:
-    return CollectiveTime(
-        total_ms=fmean(time.total_ms for time in times), hidden_ms=fmean(time.hidden_ms for time in times)
-    )
-
-
 # Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
 REACH = 30.0
 WIDTH = 100.0
@@ -278,9 +213,6 @@ def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
 # Numbers in the whole page: 16 characters encode three numbers, so this limit is 2.7 MB.
 MAX_NUMBERS = 500_000
 _LEAST_NUMBERS = 4_000
-# Fractions of steps that a baseline's sample of twenty steps per launch resolves. Its p99 and maximum are stored.
-_SAMPLE_FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95)
-FRACTIONS = (*_SAMPLE_FRACTIONS, 0.99, 1.0)
 
 
 def numbers_a_launch(report: Report) -> int:
@@ -300,8 +232,6 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     sides = ((Side.CANDIDATE, case.candidate), (Side.REFERENCE, case.reference))
     return {
         "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
-        "fractions": FRACTIONS,
-        "curves": _step_quantiles(case.candidate),
         "bands": list(_bands(case)),
         "reference": case.reference_name,
         "loss": _curves(case, "loss"),
@@ -328,40 +258,16 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
     }
 
 
-def _step_quantiles(launches: Sequence[Launch]) -> list[list[float]]:
-    """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`, of each launch."""
-    return [_rounded(np.quantile(launch.result.step_times_ms, FRACTIONS)) for launch in launches]
-
-
 def _bands(case: Case) -> Iterator[dict[str, Any]]:
-    """Yield the ranges of the A/B reference and of the stored baseline, as far as the case has them."""
-    if case.reference:
-        facts = [launch.facts for launch in case.reference]
-        yield _band(Side.REFERENCE, case.reference_name, _step_quantiles(case.reference), facts)
-    if case.baseline:
-        center = case.baseline.center_launches
-        curves = [_stored_quantiles(facts) for facts in center]
-        yield _band("baseline", case.baseline_name, curves, center)
-
-
-def _stored_quantiles(facts: LaunchFacts) -> list[float]:
-    """Return the quantiles at :data:`FRACTIONS`: those that a launch stores, and those of its sample between them."""
-    known = {0.5: facts.step_time_ms["p50"], 0.99: facts.step_time_ms["p99"], 1.0: facts.step_time_ms["max"]}
-    between = np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)
-    return [known.get(at, value) for at, value in zip(FRACTIONS, [*_rounded(between), 0.0, 0.0], strict=True)]
-
-
-def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Sequence[LaunchFacts]) -> dict[str, Any]:
-    """Return the lowest, middle and highest launch of a side, at each fraction of steps and of the medians."""
-    p50s = [facts.step_time_ms["p50"] for facts in launches]
-    return {
-        "side": side,
-        "name": name,
-        "low": np.min(curves, axis=0).tolist(),
-        "middle": [middle_of(values, is_relative=True) for values in zip(*curves, strict=True)],
-        "high": np.max(curves, axis=0).tolist(),
-        "p50": _rounded([min(p50s), middle_of(p50s, is_relative=True), max(p50s)]),
-    }
+    """Yield the range of the medians of the A/B reference and of the stored baseline, as far as the case has them."""
+    sides = (
+        (Side.REFERENCE, case.reference_name, [launch.facts for launch in case.reference]),
+        ("baseline", case.baseline_name, case.baseline.center_launches if case.baseline else ()),
+    )
+    for side, name, launches in sides:
+        if p50s := [facts.step_time_ms["p50"] for facts in launches]:
+            p50 = min(p50s), middle_of(p50s, is_relative=True), max(p50s)
+            yield {"side": side, "name": name, "p50": [float(f"{value:.6g}") for value in p50]}
 
 
 def _curves(case: Case, name: str) -> dict[str, Any] | None:
@@ -382,7 +288,3 @@ def _curve(facts: LaunchFacts, name: str) -> dict[int, float]:
     ranks: list[dict[str, float]] = next((getattr(series, name) for series in facts.series if series.is_main), [])
     steps = sorted(set.intersection(*({*map(int, rank)} for rank in ranks))) if ranks else []
     return {step: float(f"{fmean(rank[str(step)] for rank in ranks):.6g}") for step in steps}
-
-
-def _rounded(values: npt.ArrayLike) -> list[float]:
-    return [float(f"{value:.6g}") for value in np.asarray(values, dtype=float).ravel()]

@@ -151,9 +151,14 @@ def events_and_boundaries(trace: Mapping[str, Any]) -> tuple[list[Event], list[E
 
 
 def _with_duration(trace: Mapping[str, Any]) -> list[Event]:
-    """Return the events that have a duration, with arguments; an event without arguments gets empty ones."""
+    """Return the events that have a duration, with their spans; an event without arguments gets empty ones."""
     events = (event for event in trace["traceEvents"] if event.get("ph") == "X")
-    return [event if "args" in event else {**event, "args": {}} for event in events]
+    # A span is asked for dozens of times. A clock that was set back can make a duration negative.
+    return [
+        {"args": {}, **event, "begin": begin, "end": begin + max(0, _nanoseconds(event["dur"]))}
+        for event in events
+        for begin in [_nanoseconds(event["ts"])]
+    ]
 
 
 def _boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]:
@@ -201,7 +206,7 @@ def steps_alone(trace: Mapping[str, Any], *, on_device: bool) -> dict[str, Any]:
         if "ts" not in event or event.get("ph") == "M":
             return True
         first, last = (edges[0], edges[-1]) if is_on_device(event) else host
-        return first <= begin_of(event) <= (last if event.get("ph") == "X" else max(last, edges[-1]))
+        return first <= _nanoseconds(event["ts"]) <= (last if event.get("ph") == "X" else max(last, edges[-1]))
 
     return {**trace, "traceEvents": [event for event in trace["traceEvents"] if is_of_steps(event)]}
 
@@ -261,14 +266,21 @@ def holds(outer: Event, inner: Event) -> bool:
     return begin_of(outer) <= begin_of(inner) and end_of(inner) <= end_of(outer)
 
 
+def _nanoseconds(time: float) -> int:
+    """Return a time in whole nanoseconds; traces have microseconds with three decimals."""
+    return round(float(time) * 1000)
+
+
 def begin_of(event: Event) -> int:
-    """Return the beginning in nanoseconds; traces have microseconds with three decimals."""
-    return round(float(event["ts"]) * 1000)
+    """Return the beginning of an event that has a duration, in nanoseconds."""
+    begin: int = event["begin"]
+    return begin
 
 
 def end_of(event: Event) -> int:
-    """Return the end in nanoseconds; a clock that was set back can make a duration negative, which counts as 0."""
-    return begin_of(event) + max(0, round(float(event["dur"]) * 1000))
+    """Return the end of an event that has a duration, in nanoseconds."""
+    end: int = event["end"]
+    return end
 
 
 def _duration_of(event: Event) -> int:

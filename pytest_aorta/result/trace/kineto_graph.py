@@ -42,6 +42,8 @@ from pytest_aorta.result.trace.step_graph import MAX_NODES, Node, StepGraph, Wor
 MARK = "aorta::stream"
 _BACKWARD = "autograd::engine::evaluate_function: "
 _READ = "aten::_local_scalar_dense"
+# Operators whose result, or its size, the host reads from the device.
+_READING = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::bincount", "aten::equal")
 # The scope of an optimizer's step.
 _STEP = "Optimizer.step#"
 # The begin of an event's name -> what the trace lacks where it has such an event.
@@ -128,7 +130,7 @@ def graph_of_step(
         *(
             (event, partial(reader.host_waits, event))
             for event in operators
-            if event["name"] == _READ and not _is_in(steps, event)
+            if event["name"] in _READING or (event["name"] == _READ and not _is_in(steps, event))
         ),
     ]
     for event, read in sorted(todo, key=lambda one: begin_of(one[0])):
@@ -214,7 +216,8 @@ class _Reader:
         # The last collective of each group.
         self._by_group: dict[str, int] = {}
         self._events: dict[str, set[int]] = {}
-        self._requested: list[tuple[str, Event]] = []
+        # Open requests: number, of messages between two ranks the other one, and mark.
+        self._requested: list[tuple[str, int | None, Event]] = []
         self._works: dict[str, set[int]] = defaultdict(set)
         # What code in C++ waits for at the end of the backward pass.
         self._reduced: set[int] = set()
@@ -232,7 +235,7 @@ class _Reader:
         elif said == Said.WAITS_EVENT:
             self._wait(self._stream(about[0]), self._events.get(about[1], ()))
         elif said == Said.REQUESTS:
-            self._requested.append((about[0], event))
+            self._requested.append((about[0], int(about[1]) if about[1:] else None, event))
         elif said == Said.WAITS_WORK:
             self._wait(self._current(event), self._works[about[0]])
             self._not_waited -= self._works[about[0]]
@@ -251,12 +254,14 @@ class _Reader:
         """Add a collective."""
         current = self._current(one.event)
         # Events come in order, so a request that has ended holds none of those that follow.
-        self._requested = [pair for pair in self._requested if end_of(pair[1]) >= begin_of(one.event)]
-        works = [number for number, span in self._requested if holds(span, one.event)]
+        self._requested = [asked for asked in self._requested if end_of(asked[-1]) >= begin_of(one.event)]
+        around = [asked for asked in self._requested if holds(asked[-1], one.event)]
+        works, peer = [number for number, *_ in around], around[-1][1] if around else None
         stream = self._stream(f"communicator of {one.group}") if one.is_async else current
         self._wait(stream, self._front(current))
         self._wait(stream, {self._by_group[one.group]} if one.group in self._by_group else ())
         size = {"num_bytes": one.num_bytes, "group": one.group, "group_size": one.group_size}
+        size |= {} if peer is None else {"sends_to" if "send" in one.event["name"] else "receives_from": peer}
         node = self._by_group[one.group] = self._add(one.event, stream, Work.COLLECTIVE, one.kind, **size)
         for number in works:
             self._works[number].add(node)

@@ -1,7 +1,8 @@
 """Plays a step's graph of streams on a nominal machine: which collectives compute can hide, and how much it does. Pure.
 
 Nothing is measured, so equal graphs have equal values on any machine. A node begins when all that it waits for has
-ended, and takes the time that the machine needs for its operations or bytes. Times are whole nanoseconds.
+ended, and takes the time that the machine needs for its operations or bytes. Ranks begin the step together, and a
+message between two of them is not received before it is sent. Times are whole nanoseconds.
 
 A collective is *serialized* if every matrix product of the step comes before it or after it, so that nothing can hide
 it, on whatever machine. (Of a step without operators whose operations are counted, all compute counts.)
@@ -10,10 +11,10 @@ it, on whatever machine. (Of a step without operators whose operations are count
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, NamedTuple, cast
 
 from msgspec import Meta, field
 
@@ -100,6 +101,8 @@ class Issued(Model, frozen=True, omit_defaults=True):
         behind: Name of the other stream whose work ends last of what it waits for; empty if that is its own.
         group_size: Number of ranks.
         place: Line of the user's program that issued it; empty unless a launch locates costs.
+        sender: Rank that it receives from.
+        late_us: How long it waits for the sender, in microseconds.
     """
 
     name: str
@@ -114,6 +117,8 @@ class Issued(Model, frozen=True, omit_defaults=True):
     behind: str = ""
     group_size: Count = 1
     place: str = ""
+    sender: int | None = None
+    late_us: float = 0.0
 
 
 class Schedule(Model, frozen=True, omit_defaults=True):
@@ -169,27 +174,65 @@ def distinct_schedules(graphs: Sequence[StepGraph | None], numbers: Sequence[int
     known = [graph for graph in graphs if graph and not graph.problem and _numbers(graph, Work.COLLECTIVE)]
     if len(known) < len(graphs):
         return []
-    return [ScheduleOfRanks(ranks, found) for found, ranks in distinct([*map(play, known)], numbers)]
+    by_rank = dict(zip(numbers, known, strict=True))
+    played = _played(by_rank, NOMINAL)
+    schedules = [_schedule(graph, played[rank]) for rank, graph in by_rank.items()]
+    return [ScheduleOfRanks(ranks, found) for found, ranks in distinct(schedules, numbers)]
 
 
 def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
-    """Return the schedule of a graph that has a collective."""
+    """Return the schedule of a graph that has a collective, whose messages from other ranks are there in time."""
+    return _schedule(graph, _played({-1: graph}, machine)[-1])
+
+
+class _Span(NamedTuple):
+    """When a node runs, in nanoseconds, and how long it waited for the sender of what it receives."""
+
+    begin: int
+    end: int
+    late: int
+
+
+def _played(graphs: Mapping[int, StepGraph], machine: Machine) -> dict[int, list[_Span]]:
+    """Return when the nodes of each rank run."""
+    spans: dict[int, list[_Span]] = {rank: [] for rank in graphs}
+    # When the messages between two ranks that are not received yet were sent.
+    sent: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+    can_wait, todo = True, sum(len(graph.nodes) for graph in graphs.values())
+    while todo:
+        before = todo
+        for rank, own in spans.items():
+            while len(own) < len(nodes := graphs[rank].nodes):
+                node = nodes[len(own)]
+                begin = arrives = max((own[earlier].end for earlier in node.after), default=0)
+                if node.receives_from is not None and node.receives_from in graphs:
+                    messages = sent[node.receives_from, rank]
+                    if not messages and can_wait:
+                        break
+                    # Where each rank waits for another one, or a message is not in the graphs, the first goes on.
+                    can_wait, arrives = True, messages.popleft() if messages else begin
+                if node.sends_to is not None:
+                    sent[rank, node.sends_to].append(begin)
+                late = max(0, arrives - begin)
+                own.append(_Span(begin + late, begin + late + machine.duration_ns(node), late))
+                todo -= 1
+        can_wait = todo < before
+    return spans
+
+
+def _schedule(graph: StepGraph, spans: Sequence[_Span]) -> Schedule:
     nodes = graph.nodes
-    spans: list[tuple[int, int]] = []
-    for node in nodes:
-        begin = max((spans[earlier][1] for earlier in node.after), default=0)
-        spans.append((begin, begin + machine.duration_ns(node)))
     compute, issued = (_numbers(graph, work) for work in (Work.COMPUTE, Work.COLLECTIVE))
     products = [number for number in compute if nodes[number].flops] or compute
     before, after = _related(nodes, products)
-    computing, communicating = (union(spans[number] for number in numbers) for numbers in (compute, issued))
+    computing, communicating = (union(spans[number][:2] for number in numbers) for numbers in (compute, issued))
     names = _names([nodes[number] for number in products])
     exposed_ns, total_ns = length(difference(communicating, computing)), length(communicating)
 
     def row(number: int) -> Issued:
         node, earlier, later = nodes[number], before[number], after[number]
-        begin, end = spans[number]
-        last = nodes[max(node.after, key=lambda one: spans[one][1])].stream if node.after else node.stream
+        begin, end, late = spans[number]
+        last = nodes[max(node.after, key=lambda one: spans[one].end)].stream if node.after else node.stream
         return Issued(
             node.name,
             node.of,
@@ -197,12 +240,14 @@ def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
             names[earlier.bit_length() - 1] if earlier else "",
             names[(later & -later).bit_length() - 1] if later else "",
             (earlier | later).bit_count() == len(products),
-            length(difference(union([spans[number]]), computing)) / _NS_PER_US,
+            length(difference(union([(begin, end)]), computing)) / _NS_PER_US,
             begin / _NS_PER_US,
             end / _NS_PER_US,
             "" if last == node.stream else graph.streams[last],
             node.group_size,
             node.place,
+            node.receives_from,
+            late / _NS_PER_US,
         )
 
     rows = [*map(row, issued)]
@@ -211,7 +256,7 @@ def play(graph: StepGraph, machine: Machine = NOMINAL) -> Schedule:
         serialized=sum(one.serialized for one in rows),
         overlap_ratio=round(1 - exposed_ns / total_ns, 6),
         exposed_ms=exposed_ns / _NS_PER_MS,
-        step_ms=max(end for _, end in spans) / _NS_PER_MS,
+        step_ms=max(span.end for span in spans) / _NS_PER_MS,
         issued=rows[:_MOST_COLLECTIVES],
         computing_us=cast(
             "list[tuple[float, float]]", (coarsened(computing, MAX_LANE_INTERVALS) / _NS_PER_US).tolist()

@@ -38,6 +38,7 @@ class Node(Model, frozen=True, omit_defaults=True):
             what is read and written.
         group: Process group of a collective.
         group_size: Number of ranks in the group.
+        sends_to, receives_from: Of a message between two ranks the other one.
         of: Module or parameter that it belongs to, such as ``layers.3``; empty if unknown.
         place: Line of the user's code; empty unless a launch locates costs.
     """
@@ -50,6 +51,8 @@ class Node(Model, frozen=True, omit_defaults=True):
     num_bytes: Count = 0
     group: str = ""
     group_size: Positive = 1
+    sends_to: Count | None = None
+    receives_from: Count | None = None
     of: str = ""
     place: str = ""
 

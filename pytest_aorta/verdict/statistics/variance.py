@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 from typing import TypeAlias
@@ -23,9 +23,6 @@ _QUANTILE_EFFICIENCY = 0.65
 _HIGH = 0.9
 # From this number of values on, the extreme value is left out, so that no single launch determines a scale.
 _ENOUGH_TO_TRIM = 8
-# If launches with the variance of a prior vary as little as those of a baseline with a probability below this, the
-# prior comes from another noise regime.
-_OTHER_REGIME = 1e-4
 # Variance of the median of n normal values, times n.
 _MEDIAN_VARIANCE = {1: 1.0, 2: 1.0, 3: 1.345, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.474, 8: 1.345, 9: 1.494}
 
@@ -59,14 +56,11 @@ class VarianceComponents:
         slower, faster: Variance of the launches of one block, above and below the block's median. The two differ,
             because other jobs on the machine only add time.
         between: Variance between blocks.
-        otherwise: The prior that replaces this prior for launches that vary far less; None if every launch has this
-            prior.
     """
 
     slower: Variance
     faster: Variance
     between: Variance
-    otherwise: VarianceComponents | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, within: float, between: float, df: float) -> VarianceComponents:
@@ -174,22 +168,10 @@ def pooled_variance(revisions: Sequence[Revision], prior: VarianceComponents) ->
     The prior variance between blocks is at least half of the variance of launches.
     """
     own = observed(revisions)
-    if prior.otherwise is not None and _varies_far_less(own, prior):
-        prior = prior.otherwise
     slower, faster = own.slower.pooled(prior.slower), own.faster.pooled(prior.faster)
     # Disturbances by other jobs say nothing about blocks, so the faster side is used.
     between = replace(prior.between, value=max(prior.between.value, faster.value / 2))
     return VarianceComponents(slower, faster, own.between.pooled(between))
-
-
-def _varies_far_less(own: VarianceComponents, prior: VarianceComponents) -> bool:
-    """Return whether launches with the noise of ``prior`` would hardly ever vary as little as those of ``own``."""
-    if not own.slower.df or not prior.within.value:
-        return False
-    from scipy.special import chdtr  # imported here, because it would add 0.2 s to collection
-
-    chance = chdtr(own.within.df, own.within.df * own.within.value / prior.within.value)
-    return bool(chance < _OTHER_REGIME)
 
 
 def observed(revisions: Sequence[Revision]) -> VarianceComponents:
@@ -227,11 +209,6 @@ def own_variance(values: Sequence[float]) -> Variance:
         return Variance(0, 0)
     mean = sum(values) / count
     return Variance(sum((value - mean) ** 2 for value in values) / (count - 1), count - 1)
-
-
-def typical(variances: Sequence[Variance], df: float) -> Variance:
-    """Return the median variance of several cases, at least one, as a prior with ``df`` degrees of freedom."""
-    return Variance(median(one.value for one in variances), df)
 
 
 def median_variance(count: int) -> float:

@@ -45,7 +45,7 @@ def test_files_have_the_schemas_of_their_services(tmp_path):
 def test_examples_give_the_action_and_the_component_inputs_that_they_have():
     workflow = yaml.safe_load((ROOT / "examples/ci/github-pull-request.yml").read_text(encoding="utf-8"))
     steps = [
-        step for job in workflow["jobs"].values() for step in job["steps"] if "pytest-aorta@" in step.get("uses", "")
+        step for job in workflow["jobs"].values() for step in job["steps"] if "pytest-aorta" in step.get("uses", "")
     ]
     assert steps
     assert {name for step in steps for name in step["with"]} <= set(ACTION_YAML["inputs"])

@@ -3,31 +3,17 @@
 import json
 import os
 import re
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import write_json
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.model import read_model, to_builtins
 from pytest_aorta.launch import nodes
 from pytest_aorta.launch.guarded import launch_environment, prepare_folder
-from pytest_aorta.launch.nodes import (
-    Coordinator,
-    Heart,
-    Heartbeat,
-    Hello,
-    Orders,
-    Pulse,
-    node_rank,
-    own_hello,
-    read,
-    take_part,
-    write,
-)
+from pytest_aorta.launch.nodes import node_rank, own_hello, take_part
 from pytest_aorta.launch.process.torchrun import Endpoint, _interface_to, _own_address
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
@@ -35,25 +21,20 @@ from pytest_aorta.result.folder import node_folder, rank_folder
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from tests.unit.builders import gpus, make_plan, replace
 
-ENDED = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.0)
-FAILED = LaunchOutcome(EndReason.EXIT, 1, (), (), 1.0)
-STOPPED = LaunchOutcome(EndReason.STOPPED, None, (), (), 1.0)
-
 
 @pytest.fixture
 def plan(tmp_path: Path) -> LaunchPlan:
     """The plan of a launch on two nodes, whose run folder is prepared."""
     plan = make_plan(tmp_path / "run", world=World(4, "cpu", nodes=2), script="os", cwd=tmp_path)
     prepare_folder(plan)
-    (plan.run_dir / "plan.json").write_text(json.dumps(to_builtins(plan)))
-    write(plan.run_dir / "nodes", own_hello())
     return plan
 
 
-def verdict_of(plan: LaunchPlan, node: int) -> LaunchOutcome:
-    found = read(node_folder(plan.run_dir, node), LaunchOutcome)
-    assert found is not None
-    return found
+def outcome_of(plan: LaunchPlan, node: int) -> LaunchOutcome:
+    """Return the outcome of a node's part, which has ended all nodes."""
+    assert not take_part(plan.run_dir, node)
+    assert (plan.run_dir / "stopping").exists()
+    return read_model(node_folder(plan.run_dir, node) / "outcome.json", LaunchOutcome, max_bytes=1 << 20)
 
 
 def test_ranks_folders_lead_to_those_of_the_nodes(plan):
@@ -115,41 +96,19 @@ def test_interface_that_leads_to_node_zero_is_found(monkeypatch):
     assert _interface_to(Endpoint("127.0.0.1", 1)) is None
 
 
-def test_heartbeats_are_counted_and_carry_orders(tmp_path):
-    pulse = Pulse(tmp_path)
-    assert (pulse.silent_s() < 60, pulse.orders) == (True, Orders.WAIT)
-    with Heart(tmp_path) as heart:
-        heart.order(Orders.STOP)
-        deadline_s = time.monotonic() + 60
-        while pulse.orders != Orders.STOP and time.monotonic() < deadline_s:
-            pulse.silent_s()
-    assert pulse.orders == Orders.STOP
-
-
-def test_silence_lasts_until_the_count_changes(tmp_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])
-    pulse = Pulse(tmp_path)
-    for now_s, count, silent_s in ((101, 1, 0), (104, 1, 3), (105, 2, 0), (115, 2, 10)):
-        now[0] = now_s
-        write(tmp_path, Heartbeat(count))
-        assert pulse.silent_s() == silent_s
-
-
 @pytest.mark.parametrize(
     ("zero", "changes", "part"),
     [
-        (Hello("another", {}), {}, "pytest runs on another and node 0 is "),
-        (replace(own_hello(), versions={"torch": "1.0"}), {}, r"torch .* \(node 0: 1.0\); versions have to be equal"),
-        (own_hello(), {"script": "/absent/train.py"}, "/absent/train.py is missing; every node needs the code"),
-        (own_hello(), {"cwd": Path("/absent")}, "/absent is missing; every node needs the code"),
+        ({"host": "another"}, {}, "pytest runs on another and node 0 is "),
+        ({"torch": "1.0"}, {}, r"torch .* \(node 0: 1.0\); versions have to be equal"),
+        ({}, {"script": "/absent/train.py"}, "/absent/train.py is missing; every node needs the code"),
+        ({}, {"cwd": Path("/absent")}, "/absent is missing; every node needs the code"),
     ],
 )
-def test_node_that_can_not_take_part_leaves_the_reason(plan, zero, changes, part):
-    write(plan.run_dir / "nodes", zero)
+def test_node_that_can_not_take_part_leaves_the_reason_and_ends_all(plan, zero, changes, part):
+    write_json(plan.run_dir / "nodes/hello.json", own_hello() | zero)
     write_json(plan.run_dir / "plan.json", to_builtins(replace(plan, **changes)))
-    take_part(plan.run_dir, 0)
-    outcome = verdict_of(plan, 0)
+    outcome = outcome_of(plan, 0)
     assert outcome.reason == EndReason.NODE_MISMATCH
     assert re.search(part, outcome.detail)
 
@@ -159,82 +118,72 @@ def test_node_with_other_gpus_is_refused(plan, monkeypatch, tmp_path):
     monkeypatch.setattr(nodes, "visible_devices", lambda: gpus(1, "A100"))
     cuda = replace(plan, world=World(2, "cuda", tuple(gpus(1)), 2))
     write_json(plan.run_dir / "plan.json", to_builtins(cuda))
-    write(plan.run_dir / "nodes", Heartbeat(1, Orders.RUN))
-    take_part(plan.run_dir, 1)
-    assert "GPUs are ['A100'], node 0's are ['NVIDIA H200']" in verdict_of(plan, 1).detail
-
-
-def test_stopped_node_starts_nothing(plan):
-    write(plan.run_dir / "nodes", Heartbeat(1, Orders.STOP))
-    take_part(plan.run_dir, 1)
-    assert verdict_of(plan, 1).reason == EndReason.STOPPED
-    assert not (plan.run_dir / "nodes/1/agent.log").exists()
+    assert "GPUs are ['A100'], node 0's are ['NVIDIA H200']" in outcome_of(plan, 1).detail
 
 
 def test_surplus_agent_says_so(plan, capsys):
     assert cli.main(["agent", str(plan.run_dir), "--node-rank=2"]) == 1
     assert "says it is node 2; the launcher has to start one agent on each of 2 nodes" in capsys.readouterr().err
+    assert not (plan.run_dir / "stopping").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_run_folder_of_another_user_is_refused(plan):
     os.chown(plan.run_dir, 12345, -1)
-    with pytest.raises(LaunchError, match="belongs to user 12345, and files of this agent to user 0"):
-        take_part(plan.run_dir, 1)
+    assert "belongs to user 12345, and files of this agent to user 0" in outcome_of(plan, 1).detail
+    assert not (plan.run_dir / "nodes/1/agent.log").exists()
 
 
-def judged(plan: LaunchPlan, *verdicts: LaunchOutcome | None, silent_s: float = 11.0) -> tuple[Any, Any, str]:
-    """Return the coordinator's judgement of nodes with these verdicts; a node without one is silent."""
-    # On a busy machine, tenths of a second would pass between the nodes.
-    now_s = time.monotonic()
-    with pytest.MonkeyPatch.context() as clock:
-        clock.setattr(nodes.time, "monotonic", lambda: now_s)
-        coordinator = Coordinator(plan, -1)
-        for node, verdict in zip(coordinator.nodes, verdicts, strict=True):
-            write(node.folder, Hello(f"host{node.number}", {}))
-            node.look(10)
-            if verdict:
-                write(node.folder, verdict)
-            node.pulse._since_s -= silent_s
-            node.look(10)
-        return coordinator.judgement()
+def left(reason: EndReason, status: int | None = None, detail: str = "") -> str:
+    """Return shell words that leave an outcome as an agent does."""
+    return json.dumps(to_builtins(LaunchOutcome(reason, status, (), (), 1.0, detail=detail)))
 
 
-GUARD_LOST = LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 1.0)
-
-
-NODE_VERDICTS = {
-    "well": ((ENDED, ENDED), (EndReason.EXIT, 0, "")),
-    "first failure": ((FAILED, STOPPED), (EndReason.EXIT, 1, "")),
-    "lost guard": ((FAILED, GUARD_LOST), (EndReason.GUARD_LOST, None, "node 1 (host1): its guard was killed")),
+ENDED, FAILED, STOPPED = left(EndReason.EXIT, 0), left(EndReason.EXIT, 1), left(EndReason.STOPPED)
+# What each of two nodes has left -> the reason, and what the failure says.
+CAUSES = {
+    "well": ((ENDED, ENDED), EndReason.EXIT, ""),
+    "first failure": ((STOPPED, FAILED), EndReason.EXIT, ""),
+    "lost guard": ((FAILED, left(EndReason.GUARD_LOST)), EndReason.GUARD_LOST, "node 1 (host1): its guard was killed"),
+    "killed agent": (
+        (FAILED, ""),
+        EndReason.NODE_LOST,
+        "node 1 (host1): its agent has left no outcome; it ran ranks 2, 3",
+    ),
+    "agent that was terminated": (
+        (left(EndReason.NODE_LOST, detail="its agent was sent SIGTERM"), STOPPED),
+        EndReason.NODE_LOST,
+        "node 0 (host0): its agent was sent SIGTERM; it ran ranks 0, 1",
+    ),
+    "mismatch": (
+        (STOPPED, left(EndReason.NODE_MISMATCH, detail="torch 1.0 (node 0: 2.0)")),
+        EndReason.NODE_MISMATCH,
+        "node 1 (host1): torch 1.0 (node 0: 2.0)",
+    ),
 }
 
 
-@pytest.mark.parametrize(("verdicts", "judgement"), NODE_VERDICTS.values(), ids=NODE_VERDICTS)
-def test_launch_ends_as_the_node_that_caused_it(plan, verdicts, judgement):
-    assert judged(plan, *verdicts) == judgement
-
-
-def test_silent_node_is_lost_and_named_with_its_ranks(plan):
-    reason, status, detail = judged(plan, ENDED, None)
-    assert (reason, status) == (EndReason.NODE_LOST, None)
-    assert detail == "node 1 (host1) was lost after 0.0 s: no heartbeat for 11 s; it ran ranks 2, 3"
-
-
-def test_node_whose_agent_died_is_named_before_those_that_the_launcher_then_ended(plan):
-    terminated = replace(STOPPED, reason=EndReason.NODE_LOST)
-    _, _, detail = judged(plan, terminated, None)
-    assert detail.startswith("node 1 (host1) was lost")
-    assert "; node 0 (host0) was lost after 0.0 s: its agent was sent SIGTERM; it ran ranks 0, 1" in detail
-
-
-def test_reports_and_logs_of_all_torchrun_agents_are_merged(plan, capsys):
-    coordinator = Coordinator(plan, -1)
-    reports = ({"failures": [{"rank": 1, "exit_code": 3}], "running": [0]}, {"failures": [], "running": [2, 3]})
-    for node, report in zip(coordinator.nodes, reports, strict=True):
-        write_json(node.folder / "agent.json", report)
-        (node.folder / "agent.log").write_text(f"log of {node.number}\n")
-    coordinator.keep_failures()
-    merged = json.loads((plan.run_dir / "agent.json").read_text())
-    assert merged == {"failures": [{"rank": 1, "exit_code": 3}], "running": [0, 2, 3]}
-    assert "== node 1 ==\nlog of 1" in capsys.readouterr().out
+@pytest.mark.parametrize(("files", "reason", "detail"), CAUSES.values(), ids=CAUSES)
+def test_launch_ends_as_the_node_that_caused_it(tmp_path, files, reason, detail):
+    for node, text in enumerate(files):
+        (tmp_path / f"hello{node}").write_text(json.dumps({"host": f"host{node}"}))
+        (tmp_path / f"outcome{node}").write_text(text)
+        report = {"failures": [{"rank": node, "exit_code": 3}], "running": []}
+        (tmp_path / f"agent{node}").write_text(json.dumps(report))
+    script = """
+for node in 0 1; do
+  for name in hello outcome agent; do
+    [ -s $0/$name$node ] && cp $0/$name$node $1/nodes/$node/$name.json
+  done
+  echo log of $node > $1/nodes/$node/agent.log
+done
+:
+"""
+    run = tmp_path / "run"
+    launcher = ("sh", "-c", script, str(tmp_path), str(run))
+    plan = make_plan(run, world=World(4, "cpu", nodes=2), script="os", cwd=tmp_path, node_launcher=launcher)
+    outcome = nodes.launch_on_nodes(plan)
+    assert (outcome.reason, outcome.detail) == (reason, detail)
+    merged = json.loads((run / "agent.json").read_text())
+    assert merged == {"failures": [{"rank": 0, "exit_code": 3}, {"rank": 1, "exit_code": 3}], "running": []}
+    assert "log of 1" in (run / "agent.log").read_text()

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.rows import (
     UNKNOWN,
-    collective_overlaps,
     differences,
     failing_first,
-    rank_rows,
 )
 from pytest_aorta.report.summary import SCHEMA, ratio, summary
 from pytest_aorta.report.timeline import drawn_lanes
@@ -28,7 +26,6 @@ from tests.unit.builders import (
     make_result,
     make_test,
     make_verdict,
-    replace,
     schema_violation,
     stored,
 )
@@ -90,14 +87,6 @@ def test_environment_shows_what_differs_first():
     assert rows[2].reference == UNKNOWN
 
 
-def test_rank_times_have_the_lag_where_waiting_was_measured():
-    slow = as_launch(rank_step_times_ms=[[1.0, 3.0], [2.0, 2.0]], collective_ms=[[0.5, 0.5], [0.1, 0.1]])
-    first, second = rank_rows(slow)
-    assert (first["p50 ms"], first["max ms"], second["p50 ms"]) == (2.0, 3.0, 2.0)
-    assert second["lag ms"] > first["lag ms"]
-    assert [row["lag ms"] for row in rank_rows(as_launch())] == [None, None]
-
-
 # Overlap
 
 EDGES = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 90)), max_size=12).map(
@@ -111,43 +100,6 @@ def test_exposed_lane_is_as_long_as_the_measured_exposed_communication(compute, 
     capture = overlap_of(lanes, [(0, 10**6)])
     exposed = drawn_lanes(capture.timeline)[Lane.EXPOSED]
     assert sum(end - begin for begin, end in exposed) == pytest.approx(capture.steps[0].exposed_comm_ms, abs=1e-6)
-
-
-def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_first():
-    def steps(exposed_ms):
-        lanes = {"compute": [(0, 50)], "all_gather": [(0, 60)], "reduce_scatter": [(50, 50 + exposed_ms)]}
-        sets = {name: union([(a * 10**6, b * 10**6) for a, b in lane]) for name, lane in lanes.items()}
-        return overlap_of(sets, [(0, 10**8)]).steps
-
-    result = a_result(overlap=[[*steps(20), *steps(30)], [*steps(40), *steps(20)]])
-    scatter, gather = collective_overlaps(result)
-    assert (scatter.name, scatter.time.exposed_ms, scatter.worst_rank, scatter.worst_exposed_ms) == (
-        "reduce_scatter",
-        27.5,
-        1,
-        30.0,
-    )
-    assert (gather.name, gather.time.total_ms, gather.time.hidden_ms) == ("all_gather", 60.0, 50.0)
-    rows = rank_rows(as_launch(overlap=result.overlap))
-    assert [row["overlap"] for row in rows] == pytest.approx([50 / 75, 50 / 80])
-
-
-def test_rank_without_communication_has_no_ratio_and_unprofiled_rank_has_no_overlap():
-    alone = overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps
-    unprofiled, row = rank_rows(as_launch(overlap=[[], alone]))
-    assert "overlap" not in unprofiled
-    assert (row["rank"], row["overlap"], row["device idle ms"]) == (1, None, None)
-
-
-def test_waits_and_idle_times_of_a_rank_are_means_over_its_steps():
-    waits = [overlap_of({"wait": union([(0, length)])}, [(0, 10**7)]).steps[0] for length in (10**6, 3 * 10**6)]
-    as_run = [replace(waits[0], idle_ms=idle_ms) for idle_ms in (3.0, 9.0, 4.0)]
-    first, second = rank_rows(as_launch(overlap=[waits, waits], overlap_as_run=[as_run, waits]))
-    assert (first["exposed wait ms"], first["communication ms"], first["idle ms"]) == (2.0, 0.0, 8.0)
-    assert (first["device idle ms"], second["device idle ms"]) == (4.0, 8.0)
-
-
-# The interval's picture
 
 
 # The summary

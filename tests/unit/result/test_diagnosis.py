@@ -619,7 +619,7 @@ def test_huge_log_is_read_from_its_end_only(tmp_path):
         (EndReason.NODE_MISMATCH, "node mismatch"),
     ],
 )
-def test_failure_of_a_node_is_reported_in_the_coordinators_words(tmp_path, reason, kind):
+def test_failure_of_a_node_is_reported_in_the_words_of_the_nodes(tmp_path, reason, kind):
     (tmp_path / "agent.log").write_text("== node 1 (b) ==\nno such partition\n")
     write_rank_file(tmp_path, 0, "error.json", raised(1, "connection closed by peer")["error.json"])
     plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2))

@@ -98,7 +98,7 @@ def test_ranks_are_merged_in_order(tmp_path):
 
 def test_what_ranks_need_not_measure_is_empty_where_they_did_not(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values())
-    assert (result.grad_norm, result.tensor_hashes, result.boundary_hashes) == ([], {}, [])
+    assert (result.grad_norm, result.tensor_hashes) == ([], {})
     assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])
     assert not {"kernels", "collectives"} & to_builtins(result.facts).keys()
     assert read_result(tmp_path / "result.json") == result
@@ -244,14 +244,10 @@ def hashes_of(*names: str) -> dict:
     return {"names": list(names), "shapes": [[2]] * len(names), "steps": {"3": ["0" * 32] * len(names)}}
 
 
-def test_hashes_of_tensors_are_kept_once_and_those_of_boundaries_by_rank(tmp_path):
-    weights = {"weights": hashes_of("w", "v")}
-    ranks = [
-        rank_values(tensor_hashes=weights, boundary_hashes={"forward": hashes_of(f"of rank {rank}")}) for rank in (0, 1)
-    ]
+def test_hashes_of_tensors_are_kept_once(tmp_path):
+    ranks = [rank_values(tensor_hashes={"weights": hashes_of("w", "v")})] * 2
     result = collect(tmp_path, *ranks)
     assert result.tensor_hashes["weights"].names == ["w", "v"]
-    assert [rank["forward"].names for rank in result.boundary_hashes] == [["of rank 0"], ["of rank 1"]]
     assert read_result(tmp_path / "result.json") == result
 
 

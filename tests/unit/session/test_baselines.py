@@ -9,7 +9,6 @@ from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.session.recording import merged_with
 from pytest_aorta.verdict.baseline import LOCK_FILE, Baseline, locked_baselines, read_baseline, write_baseline
 from pytest_aorta.verdict.learning import NewBaseline
-from pytest_aorta.verdict.noise import platform_priors
 from tests.unit.builders import launches_near, make_baseline, make_options, stored
 
 NODE = make_baseline().test
@@ -23,8 +22,7 @@ def recorded(folder, new: Baseline, *, fresh: bool = False, defaults=None) -> Ne
     """Return a baseline that a test has merged with the stored one."""
     options = make_options(baselines=folder, record=Recording(replaces=fresh))
     old = read_baseline(folder, new.platform, new.case)
-    priors = platform_priors(folder, new.platform, new.center_launches[0].device, new.case)
-    return merged_with(old, new, defaults or {}, {}, priors, options)
+    return merged_with(old, new, defaults or {}, {}, options)
 
 
 def write(folder, *new: NewBaseline) -> tuple[list[str], bool]:

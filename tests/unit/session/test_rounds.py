@@ -24,7 +24,6 @@ from pytest_aorta.verdict.verdicts import (
 from tests.unit.builders import (
     UNRECORDED,
     compared,
-    default_priors,
     launches_near,
     make_baseline,
     make_facts,
@@ -39,11 +38,11 @@ TIMES = {"step_time_p50": Tolerance(0.05)}
 
 
 def stored_comparison(max_launches: int, baseline=BASELINE, marked=None) -> StoredComparison:
-    return StoredComparison("case", BASELINE.config, baseline, marked or {}, default_priors, max_launches)
+    return StoredComparison("case", BASELINE.config, baseline, marked or {}, max_launches)
 
 
 def paired_comparison(max_pairs: int) -> PairedComparison:
-    return PairedComparison("case", TIMES, default_priors, ["step_time_p50"], max_pairs)
+    return PairedComparison("case", TIMES, ["step_time_p50"], max_pairs)
 
 
 def settled(p50s: list[float], max_launches: int = 5):
@@ -167,9 +166,7 @@ def text_of(
 ) -> list[str]:
     launches = [make_facts(**facts)] * num_launches
     marked = marked or {"peak_memory_bytes": Tolerance(0.02)}
-    comparison = StoredComparison(
-        "tests/test_a.py::test_x::fsdp", config, baseline, marked, default_priors, num_launches, str(FILE)
-    )
+    comparison = StoredComparison("tests/test_a.py::test_x::fsdp", config, baseline, marked, num_launches, str(FILE))
     verdicts = comparison.judge(launches)
     failing = verdicts.failing({Outcome.MISSING})
     case = "tests/test_a.py::test_x::fsdp"
@@ -185,7 +182,7 @@ def test_test_id_with_brackets_can_be_pasted_into_a_shell():
     assert lines[-1].startswith("  accept    pytest 'tests/test_a.py::test_x[a b]' ")
 
 
-SLOW = dict.fromkeys(("mean", "p50", "p99", "tail5", "max"), 40.0)
+SLOW = dict.fromkeys(("mean", "p50", "p99", "tail5"), 40.0)
 
 
 @pytest.mark.parametrize("commit", [(), ("a1b2c3d", "4 days ago")], ids=["no commit", "a commit"])

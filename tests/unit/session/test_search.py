@@ -9,7 +9,7 @@ from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.search import CommitSearch, Finding
 from pytest_aorta.verdict.comparison import PairedComparison
-from tests.unit.builders import default_priors, make_facts, with_p50
+from tests.unit.builders import make_facts, with_p50
 
 NOISE = random.Random(1)
 
@@ -33,7 +33,7 @@ class Commits:
 def search(metric: str, launch: Callable[[int], LaunchFacts]) -> tuple[str, Commits]:
     """Return the text of a search's end, and the commits."""
     commits = Commits()
-    comparison = PairedComparison("case", {}, default_priors, [metric], 12, "c0")
+    comparison = PairedComparison("case", {}, [metric], 12, "c0")
     with pytest.raises(ComparisonFailed) as ended:
         CommitSearch(commits, comparison, launch(0), launch, lambda _: None).run()  # type: ignore[arg-type]
     return str(ended.value), commits
@@ -76,6 +76,6 @@ def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
             raise LaunchError("boom")
         return make_facts(weight_hashes={"4": "ab"[number >= 4] * 16})
 
-    comparison = PairedComparison("case", {}, default_priors, ["step_time_p50"], 12, "c0")
+    comparison = PairedComparison("case", {}, ["step_time_p50"], 12, "c0")
     with pytest.raises(AortaError, match="end 8: boom"):
         CommitSearch(Commits(), comparison, launch(0), launch, lambda _: None).run()  # type: ignore[arg-type]

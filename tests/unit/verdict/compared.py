@@ -3,11 +3,11 @@
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, stored
+from tests.unit.builders import launches_near, make_baseline, make_facts, stored
 
 CONFIG = make_baseline().config
 STABLE = make_baseline(launches=stored(*launches_near(10.0, 10)))
-LONG = {"num_steps": 100, "step_time_ms": {"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0}}
+LONG = {"num_steps": 100, "step_time_ms": {"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0}}
 SURE = {"torch": "2.11.0", "device": "cuda", "deterministic_algorithms": True, "bitwise_reproducible": True}
 PINNED = "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2"
 PINNED_CPU = {
@@ -25,12 +25,12 @@ OTHER_WEIGHTS = {"10": "f" * 16}
 def check(*facts, baseline=None, marked=None, config=None, max_launches=None) -> Verdicts:
     """Return the verdicts of launches, whose number is the allowed maximum."""
     allowed = max_launches or max(len(facts), 1)
-    comparison = StoredComparison("case", config or CONFIG, baseline, marked or {}, default_priors, allowed)
+    comparison = StoredComparison("case", config or CONFIG, baseline, marked or {}, allowed)
     return comparison.judge(facts)
 
 
 def compare(candidates, references, marked=None, only=None, max_pairs=6) -> Verdicts:
-    return PairedComparison("case", marked or {}, default_priors, only, max_pairs).judge(candidates, references)
+    return PairedComparison("case", marked or {}, only, max_pairs).judge(candidates, references)
 
 
 def texts(verdicts: Verdicts) -> list[str]:

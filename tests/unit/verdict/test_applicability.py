@@ -175,8 +175,8 @@ def test_timing_of_another_launcher_is_not_applicable_and_its_numbers_are():
 
 def quick(p10: float, slow: float = 1.1, late: float = 0.0, **changes):
     """Return a launch on CPU ranks whose fast and slow steps differ by a factor, with a rank that is late."""
-    times_ms = {"mean": p10, "p10": p10, "p50": p10, "p99": p10 * slow, "tail5": p10 * slow, "max": p10 * slow}
-    return on_cpu(step_time_ms=times_ms, late_ms=[0.0, late], **changes)
+    times_ms = {"mean": p10, "p10": p10, "p50": p10, "p99": p10 * slow, "tail5": p10 * slow}
+    return on_cpu(step_time_ms=times_ms, late_ms=[0.0, late], **{"cpu_wait": 0.0} | changes)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,17 @@ def quick(p10: float, slow: float = 1.1, late: float = 0.0, **changes):
         (quick(30.0), quick(10.0), (Outcome.REGRESSION, Outcome.PASS)),
         # Some of the recorded steps were as slow.
         (quick(30.0), quick(10.0, slow=4.0), (Outcome.NOT_APPLICABLE, Outcome.PASS)),
+        # Without the time for which ranks waited for a CPU, the steps are as slow as the recorded ones, or may be.
+        (quick(30.0, cpu_wait=0.5), quick(10.0), (Outcome.REGRESSION, Outcome.PASS)),
+        (quick(30.0, cpu_wait=0.7), quick(10.0), (Outcome.NOT_APPLICABLE, Outcome.PASS)),
+        (quick(30.0, cpu_wait=1.7), quick(10.0), (Outcome.NOT_APPLICABLE, Outcome.PASS)),
+        (quick(30.0, cpu_wait=None), quick(10.0), (Outcome.NOT_APPLICABLE, Outcome.PASS)),
+        (quick(15.0, late=5.0, cpu_wait=1.7), quick(10.0), (Outcome.PASS, Outcome.NOT_APPLICABLE)),
         (quick(3.0), quick(10.0), (Outcome.PASS, Outcome.PASS)),
         (quick(15.0, late=5.0), quick(10.0), (Outcome.PASS, Outcome.REGRESSION)),
         (quick(15.0, late=5.0), quick(10.0, late=4.5), (Outcome.PASS, Outcome.PASS)),
         # On another machine, the difference between ranks is compared.
-        (quick(30.0, late=5.0, block="elsewhere"), quick(10.0), (Outcome.NOT_APPLICABLE, Outcome.REGRESSION)),
+        (quick(30.0, late=15.0, block="elsewhere"), quick(10.0), (Outcome.NOT_APPLICABLE, Outcome.REGRESSION)),
     ],
 )
 def test_gross_changes_of_unmarked_times_of_cpu_ranks_are_found(launch, recorded, expected):

@@ -119,8 +119,6 @@ def test_metrics_are_distinguished_by_what_they_are_about():
 
 
 WEIGHTS = ["tok.weight", "layers.0.w.weight", "out.weight"]
-FORWARD = [":input", "tok:input", "tok:output", "layers.0:input", "layers.0.w:input", "layers.0.w:output", ":output"]
-BACKWARD = [":output", "layers.0.w:output", "tok:output"]
 
 
 def locate(here, there, step):
@@ -134,17 +132,13 @@ def hashes(names, *odd, step=2):
     return TensorHashes(list(names), [[place, 4] for place in range(len(names))], {str(step): values})
 
 
-def result(weights=(), gradients=(), state=(), forward=((), ()), backward=((), ()), **changes):
+def result(weights=(), gradients=(), state=(), **changes):
     moments = [f"{name}.exp_avg" for name in WEIGHTS]
     optimizer = hashes(moments)
     optimizer.steps["1"] = hashes(moments, *state).steps["2"]
     tensors = {"weights": weights, "gradients": gradients, "clipped": gradients}
     tensors = {kind: hashes(WEIGHTS, *odd) for kind, odd in tensors.items()} | {"optimizer": optimizer}
-    boundaries = [
-        {"forward": hashes(FORWARD, *one), "backward": hashes(BACKWARD, *other)}
-        for one, other in zip(forward, backward, strict=True)
-    ]
-    return make_result([[1.0] * 3] * 2, tensor_hashes=tensors, boundary_hashes=boundaries, **changes)
+    return make_result([[1.0] * 3] * 2, tensor_hashes=tensors, **changes)
 
 
 def line(kind, **odd):
@@ -224,40 +218,8 @@ def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():
     ]
 
 
-def test_module_with_another_output_of_the_same_input_is_named_with_its_rank():
-    found = line("forward", forward=((), ("layers.0.w:output", ":output")))
-    assert found == (
-        "2 of 7 inputs and outputs of modules differ on rank 1, first the output of layers.0.w [5, 4]: what layers.0.w "
-        "was given is the same, so that it is computed there (some differ on 1 of 2 ranks)"
-    )
-
-
-def test_difference_between_modules_is_the_parents():
-    found = line("forward", forward=(("layers.0.w:input", "layers.0.w:output"), ()))
-    assert "first the input of layers.0.w [4, 4]: computed outside of modules, in what layers.0 does after" in found
-
-
-def test_other_data_are_reported():
-    assert "the model is given other data" in line("forward", forward=((":input",), ()))
-
-
-def test_of_several_ranks_the_one_where_it_is_earliest_is_named():
-    assert "differ on rank 1" in line("forward", forward=((":output",), ("tok:output",)))
-
-
-def test_gradient_is_named_with_the_one_before_it():
-    found = line("backward", backward=(("tok:output",), ()))
-    assert found == (
-        "1 of 3 gradients of modules' outputs differ on rank 0, first the gradient of the output of tok [2, 4]: made "
-        "by backward between it and the gradient of the output of layers.0.w, which is the same "
-        "(some differ on 1 of 2 ranks)"
-    )
-    assert "it comes from the loss" in line("backward", backward=((":output",), ()))
-
-
 def test_what_is_the_same_is_said():
     assert line("gradients") == "all 3 gradients are the same"
-    assert line("forward") == "all 7 inputs and outputs of modules are the same on all 2 ranks"
 
 
 def test_other_shape_of_the_same_values_is_a_difference():

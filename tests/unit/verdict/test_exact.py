@@ -1,14 +1,11 @@
 """Exact comparison, and pairs of launches."""
 
-import functools
-
 import pytest
 
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
-from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import default_priors, make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.builders import make_baseline, make_facts, on_cpu, stored, with_p50
 from tests.unit.verdict.compared import (
     LONG,
     OTHER_WEIGHTS,
@@ -168,8 +165,7 @@ def test_a_b_of_named_metrics_leaves_out_the_rest():
 
 
 def test_loss_of_an_ab_is_decided_by_its_own_pairs():
-    priors = functools.partial(default_variance, device="cpu")
-    comparison = PairedComparison("case", {"final_loss": Tolerance(0.02)}, priors, ["final_loss"], 6)
+    comparison = PairedComparison("case", {"final_loss": Tolerance(0.02)}, ["final_loss"], 6)
     for loss, outcome in ((2.0, Outcome.PASS), (2.1, Outcome.REGRESSION)):
         rows = comparison.judge([on_cpu(final_loss=loss)] * 3, [on_cpu(final_loss=2.0)] * 3)
         assert rows["final_loss"].outcome is outcome
@@ -200,7 +196,7 @@ def test_pairs_of_different_choices_are_compared_and_the_choices_noted():
 @pytest.mark.parametrize(("version", "outcome"), [("main", Outcome.MISSING), ("", Outcome.NOT_APPLICABLE)])
 def test_version_that_computes_on_another_device_is_lost_and_a_variant_may_do_so(version, outcome):
     here = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_hashes={"10": "f" * 16})
-    comparison = PairedComparison("case", {}, default_priors, version=version)
+    comparison = PairedComparison("case", {}, version=version)
     assert outcomes(comparison.judge([here], [make_facts()])) == dict.fromkeys(
         ["step_time_p50", "weight_hash"], outcome
     )

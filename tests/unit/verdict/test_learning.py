@@ -8,7 +8,6 @@ from pytest_aorta.verdict.learning import detection_lines, left_out, merged
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.verdicts import Reason
 from tests.unit.builders import (
-    default_priors,
     growing,
     launches_near,
     launches_needed,
@@ -29,7 +28,7 @@ def baseline_of(p50: float = 10.0, count: int = 10, *, seed: int = 0, **changes)
 
 
 def learn(old: Baseline | None, new: Baseline, *, fresh: bool = False, marked=None) -> Baseline:
-    return merged(old, new, marked or {}, default_priors, fresh)
+    return merged(old, new, marked or {}, fresh)
 
 
 def refusal(old: Baseline, new: Baseline, marked=None) -> str:
@@ -182,9 +181,7 @@ def test_metric_that_is_left_out_is_not_compared_and_a_marker_on_it_fails_the_te
     rows = [check(make_facts(), baseline=noisy, marked=marked) for marked in ({}, P50)]
     assert [row["step_time_p50"].not_applicable for row in rows] == [Reason.NOISY] * 2
     assert [[row.metric for row in one.failing()] for one in rows] == [[], ["step_time_p50"]]
-    assert detection_lines(noisy, P50, default_priors, 5) == [
-        "  step_time_p50: left out: loud; compare it with --aorta-ab=REF"
-    ]
+    assert detection_lines(noisy, P50, 5) == ["  step_time_p50: left out: loud; compare it with --aorta-ab=REF"]
 
 
 def test_tolerance_that_is_advised_is_one_that_is_taken():

@@ -26,7 +26,6 @@ from pytest_aorta.verdict.statistics.variance import VarianceComponents, baselin
 from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
     changed,
-    default_priors,
     launches_needed,
     make_baseline,
     make_facts,
@@ -126,16 +125,13 @@ def test_stored_launches_with_late_hosts_leave_the_others_values(late):
     ]
     others = [launch for launch in launches if name in launch.metrics]
     some, whole = (make_baseline(launches=stored(*part)) for part in (launches, others))
-    reported = [
-        next(line for line in detection_lines(baseline, {}, default_priors, 5) if name in line)
-        for baseline in (some, whole)
-    ]
+    reported = [next(line for line in detection_lines(baseline, {}, 5) if name in line) for baseline in (some, whole)]
     assert reported[0] == reported[1]
 
 
 def test_detection_of_lost_overlap_is_reported_in_points():
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
-    (line,) = [line for line in detection_lines(HIDDEN, marked, default_priors, 5) if "overlap_ratio" in line]
+    (line,) = [line for line in detection_lines(HIDDEN, marked, 5) if "overlap_ratio" in line]
     assert re.search(r"overlap_ratio: detects from -\d+\.\d+ points with 3, ", line)
 
 
@@ -262,7 +258,7 @@ def test_every_metric_of_profiled_steps_names_the_trace_that_is_too_large(name, 
 
 def settled(*launches: LaunchFacts, max_launches=5) -> tuple[Verdict, int]:
     left = list(launches[1:])
-    comparison = StoredComparison("case", AHEAD.config, AHEAD, {}, default_priors, max_launches)
+    comparison = StoredComparison("case", AHEAD.config, AHEAD, {}, max_launches)
     found = settle(with_baseline(comparison, launches[0]), lambda side: left.pop(0))["overlap_ratio"]
     return found, len(launches) - len(left)
 
@@ -294,7 +290,7 @@ def test_launches_that_are_too_few_without_the_late_ones_name_the_late_host():
 
 def paired(candidates: list[LaunchFacts], references: list[LaunchFacts], max_pairs=6) -> tuple[Verdict, int]:
     left = {Side.CANDIDATE: [*candidates], Side.REFERENCE: [*references]}
-    comparison = PairedComparison("case", MARKED, default_priors, ["overlap_ratio"], max_pairs)
+    comparison = PairedComparison("case", MARKED, ["overlap_ratio"], max_pairs)
     verdicts = settle(in_pairs(comparison), lambda side: left[side].pop(0))
     return verdicts["overlap_ratio"], len(candidates) - len(left[Side.CANDIDATE])
 

@@ -10,7 +10,7 @@ from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import launches_needed, make_baseline, make_facts, on_cpu, stored
-from tests.unit.step_graphs import fsdp_step
+from tests.unit.step_graphs import fsdp_step, gather, product
 from tests.unit.verdict.compared import check
 
 GOOD = fsdp_step()
@@ -76,6 +76,16 @@ def test_a_new_collective_that_compute_hides_is_named():
     assert row.detail == (
         "3 of 19 collectives have nothing to hide under, 3 of 18 before: all_gather of layers.9 is new"
     )
+
+
+def test_a_sender_that_is_later_is_named():
+    def ranks(*before):
+        send = gather(name="send_recv")([*range(len(before))], sends_to=1)
+        return GOOD.replace(nodes=[*before, send]), GOOD.replace(nodes=[gather(name="send_recv")(receives_from=0)])
+
+    row = judged(*ranks(product(1 << 36)()), before=[launch(*ranks())])["scheduled_step_ms"]
+    assert row.outcome is REGRESSION
+    assert row.detail.endswith(": send_recv waits for rank 0 for 107 us (was: 0 us)")
 
 
 def test_a_longer_step_whose_collectives_stay_as_hidden_names_the_operators_that_came():

@@ -12,12 +12,11 @@ from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.noise import default_variance, platform_priors, unresolved
+from pytest_aorta.verdict.noise import unresolved
 from pytest_aorta.verdict.statistics.decision import Outcome, StoredRule
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, ReferenceKind, Verdict
 from tests.unit.builders import (
-    default_priors,
     launches_near,
     make_baseline,
     make_facts,
@@ -67,9 +66,7 @@ NOISY_LOSSES = (2.0, 2.004, 1.996, 2.002, 1.998, 2.001, 1.999, 2.003, 1.997, 2.0
 
 def check_loss(*losses: float, recorded=(2.0,) * 10, build=on_cpu, max_launches=6) -> Verdict:
     baseline = make_baseline(launches=stored(*lost_by(*recorded, build=build)))
-    comparison = StoredComparison(
-        "case", CONFIG, baseline, LOSS, lambda metric: default_variance(metric, build().device), max_launches
-    )
+    comparison = StoredComparison("case", CONFIG, baseline, LOSS, max_launches)
     return comparison.judge([build(final_loss=loss, block="here") for loss in losses])["final_loss"]
 
 
@@ -109,7 +106,7 @@ def test_baseline_without_a_device_among_its_facts_is_compared():
 
 
 def test_times_of_results_of_two_platforms_are_not_applicable():
-    comparison = StoredComparison("case", CONFIG, STABLE, {}, default_priors, kind=ReferenceKind.RESULTS)
+    comparison = StoredComparison("case", CONFIG, STABLE, {}, kind=ReferenceKind.RESULTS)
     assert comparison.judge([LOST_GPU])["step_time_p50"].outcome is Outcome.NOT_APPLICABLE
 
 
@@ -218,24 +215,21 @@ def test_launches_that_are_advised_let_unchanged_code_pass():
 
 
 def test_undecided_verdict_names_the_remedy_at_once_and_recording_says_the_same():
-    few = make_baseline(launches=stored(*launches_near(10.0, 3, deviation=0.04, seed=2)))
+    few = make_baseline(launches=stored(*launches_near(10.0, 3, deviation=0.04, seed=1)))
     marked = {"step_time_p50": Tolerance(0.11)}
-    comparison = StoredComparison(
-        "case", few.config, few, marked, lambda _metric: VarianceComponents.of(0.04, 0.02, 8), 5
-    )
-    row = comparison.judge([with_p50(make_facts(block="f" * 12), 11.0)])["step_time_p50"]
+    comparison = StoredComparison("case", few.config, few, marked, 5)
+    row = comparison.judge([with_p50(make_facts(block="f" * 12), 11.43)])["step_time_p50"]
     assert (row.state, row.launches) == (Decided(Outcome.INCONCLUSIVE), 1)
     remedy_text = row.detail.removeprefix("further launches could not decide; ")
     assert re.fullmatch(r"record \d more launch(es)? \(.*\): the baseline's 3 cannot resolve 11%", remedy_text)
-    lines = detection_lines(few, marked, comparison.priors, 5)
+    lines = detection_lines(few, marked, 5)
     assert f"  step_time_p50: unchanged code may be inconclusive: {remedy_text}" in lines
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem.split("-test-")[-1])
 def test_stored_gpu_baselines_have_fine_tolerances_of_overlap_and_can_decide(path):
     baseline = read_baseline_file(path)
-    priors = platform_priors(Path("baselines"), baseline.platform, "cuda", baseline.case)
-    comparison = StoredComparison(baseline.case, baseline.config, baseline, {}, priors, 5)
+    comparison = StoredComparison(baseline.case, baseline.config, baseline, {}, 5)
     launches = list(baseline.center_launches)
     chosen = choose_tolerances({}, launches[0])
     overlap = {"overlap_ratio": "3 points", "exposed_comm_ms": "1% of step", "overlap_saving": "3 points"}

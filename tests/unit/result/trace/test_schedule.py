@@ -70,6 +70,39 @@ def test_ranks_with_equal_graphs_have_one_schedule():
     assert [group.ranks for group in distinct_schedules([good, bad, good, good], [0, 1, 2, 5])] == [[0, 2, 5], [1]]
 
 
+SEND, RECEIVE = ({key: 1} for key in ("sends_to", "receives_from"))
+
+
+@pytest.mark.parametrize(
+    ("rank_0", "rank_1", "late_us", "step_us"),
+    [
+        # What is received was sent when the product began, or when it ended.
+        ([GATHER(**SEND), PRODUCT()], [GATHER(receives_from=0)], [0.0], [146.7, 146.7]),
+        ([PRODUCT(), GATHER([0], **SEND)], [GATHER(receives_from=0)], [130.0], [276.7, 276.7]),
+        # A stage answers, and the first one has waited for both.
+        (
+            [PRODUCT(), GATHER([0], **SEND), GATHER([1], **RECEIVE)],
+            [GATHER(receives_from=0), PRODUCT([0]), GATHER([1], sends_to=0)],
+            [130.0, 130.0],
+            [553.4, 553.4],
+        ),
+        # Each receives first, as in a batch; and a message that was sent before the step.
+        (
+            [GATHER(**RECEIVE), GATHER([0], **SEND)],
+            [GATHER(receives_from=0), GATHER([0], sends_to=0)],
+            [0.0, 146.7],
+            [293.4, 440.1],
+        ),
+        ([GATHER(**RECEIVE)], [GATHER(receives_from=2)], [0.0, 0.0], [146.7, 146.7]),
+    ],
+)
+def test_a_message_is_received_after_it_was_sent(rank_0, rank_1, late_us, step_us):
+    ranks = [one.schedule for one in distinct_schedules([graph(*rank_0), graph(*rank_1)], [0, 1])]
+    assert [1000 * one.step_ms for one in (ranks * 2)[:2]] == pytest.approx(step_us, abs=0.1)
+    received = [one for rank in ranks for one in rank.issued if one.sender is not None]
+    assert [one.late_us for one in received] == pytest.approx(late_us, abs=0.1)
+
+
 @pytest.mark.parametrize("other", [None, StepGraph(problem="none"), graph(PRODUCT())])
 def test_a_rank_without_a_graph_of_collectives_leaves_the_launch_without_schedules(other):
     assert distinct_schedules([fsdp_step(), other], [0, 1]) == []

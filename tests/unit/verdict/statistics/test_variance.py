@@ -14,9 +14,8 @@ from pytest_aorta.verdict.statistics.variance import (
     observed,
     pooled_variance,
     quantile,
-    typical,
 )
-from tests.unit.simulated import PRIOR, at_most
+from tests.unit.simulated import PRIOR
 
 LOGS = st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=6)
 REVISION = st.lists(LOGS, min_size=2, max_size=4)
@@ -77,24 +76,6 @@ def test_more_launches_outweigh_the_prior():
     rng = random.Random(6)
     values = [pooled_variance([draw(rng, 1, count, 0.05, 0)], PRIOR).within.value for count in (2, 5, 80)]
     assert abs(values[2] - 0.0025) < abs(values[1] - 0.0025) < abs(values[0] - 0.0025)
-
-
-def test_prior_of_other_cases_does_not_count_for_launches_that_vary_far_less():
-    rng = random.Random(6)
-    others = VarianceComponents.of(0.2, 0.2, 2)
-    prior = replace(others, otherwise=PRIOR)
-    stable, noisy = ([draw(rng, 1, 10, deviation, 0.0)] for deviation in (0.002, 0.1))
-    assert pooled_variance(stable, prior) == pooled_variance(stable, PRIOR)
-    assert pooled_variance(noisy, prior) == pooled_variance(noisy, others)
-    assert pooled_variance([[[0.0]]], prior) == pooled_variance([[[0.0]]], others)
-
-
-def test_launches_with_the_noise_of_other_cases_seldom_lose_their_prior():
-    rng = random.Random(7)
-    prior = replace(VarianceComponents.of(0.02, 0.02, 2), otherwise=PRIOR)
-    drawn = [[draw(rng, 1, 10, 0.02, 0.0)] for _ in range(2000)]
-    lost = sum(pooled_variance(launches, prior) == pooled_variance(launches, PRIOR) for launches in drawn)
-    assert lost <= at_most(1e-3, len(drawn))
 
 
 def test_revisions_with_different_centers_add_no_variance_between_blocks():
@@ -164,10 +145,6 @@ def test_variance_of_a_median_is_that_of_simulated_ones(count):
         values = sorted(rng.gauss(0, 1) for _ in range(count))
         squares.append(((values[(count - 1) // 2] + values[count // 2]) / 2) ** 2)
     assert mean(squares) == pytest.approx(median_variance(count), rel=0.12)
-
-
-def test_typical_variance_is_the_median_case():
-    assert typical([Variance(within**2, 3) for within in (0.01, 0.02, 0.9)], 4) == Variance(0.02**2, 4)
 
 
 def test_pooled_variances_are_weighted_by_degrees_of_freedom():

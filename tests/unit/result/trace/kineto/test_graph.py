@@ -141,6 +141,10 @@ STEPS = {
         [said(10, "on 0"), op(12), op(14, READ), said(16, "on 1"), op(18, GATHER)],
         [("compute", []), ("all-gather", [0])],
     ),
+    "a size that the device computes": (
+        [said(10, "on 0"), op(12), op(14, "aten::nonzero"), said(16, "on 1"), op(18, GATHER)],
+        [("compute", []), ("all-gather", [0])],
+    ),
 }
 
 
@@ -153,6 +157,17 @@ def test_nodes_wait_for_what_the_host_asked_them_to(case, order):
     assert costs.graph.problem == ""
     streams = costs.graph.streams
     assert [(streams[node.stream], node.after) for node in costs.graph.nodes] == nodes
+
+
+def test_messages_have_the_other_rank():
+    events = [said(12, "requests 5 3", duration=2), op(12.5, "c10d::send")]
+    events += [said(15, "requests 6 4", duration=2), op(15.5, "c10d::recv_")]
+    document = trace(boundary(0), said(10, "on 0"), *events, boundary(100))
+    nodes = costs_of_step(document, lambda *_: None, lambda _: True, on_device=False).graph.nodes
+    assert [(node.name, node.sends_to, node.receives_from) for node in nodes] == [
+        ("send_recv", 3, None),
+        ("send_recv", None, 4),
+    ]
 
 
 def test_step_without_marks_says_so():
