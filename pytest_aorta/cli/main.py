@@ -37,7 +37,6 @@ class _Command:
 COMMANDS = (
     _Command("doctor", "start", "look for problems that would break a run, and list GPUs and leases"),
     _Command("init", "start", "write a first test and settings of pytest"),
-    _Command("workloads", "start", "list workloads, or the config keys of one workload"),
     _Command("run", "test", "launch a workload or a training script and keep each trial's result"),
     _Command("selftest", "test", "plant faults into the launches of tests, and show which are found"),
     _Command(

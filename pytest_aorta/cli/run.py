@@ -43,7 +43,7 @@ MAX_TRIALS = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand; options of pytest have the same names."""
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--workload", metavar="NAME", help="workload to launch; `aorta workloads` lists them")
+    what.add_argument("--workload", metavar="NAME", help="workload to launch; an unknown name's error lists all")
     what.add_argument("--script", metavar="FILE", help="training script (.py) or dotted module that records steps")
     parser.add_argument(
         "--trials", metavar="N", type=integer_from(1, MAX_TRIALS), default=1, help="separate launches (default: 1)"

@@ -1,10 +1,9 @@
-"""Leases on the host's devices and CPU slots, first come first served, shared by every pytest process of one user.
+"""Leases on the host's devices and CPU slots, shared by every pytest process of one user.
 
 A resource is a file, which the process that has leased it locks with ``flock``: the kernel releases the lock when the
-last process that has the file open dies, so a guard holds it until its ranks are dead. A request waits in line by a
-ticket, a locked file whose name tells when it came. Only the first in line locks resources, all of them or none, so
-requests can't deadlock, and none is overtaken. (A test that asks for a second lease while it holds one times out after
-``wait_s``.)
+last process that has the file open dies, so a guard holds it until its ranks are dead. One request at a time is the
+next: it has locked the file ``next``, and waits until it can lock all of its resources. So requests can't deadlock, and
+small ones do not overtake it. (A test that asks for a second lease while it holds one times out after ``wait_s``.)
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.world import World
 
-# Every lease locks this file, an exclusive one alone.
-_HOST = "host"
-_RESOURCE, _WAITING = ".resource", ".waiting"
+# Every lease locks this file, an exclusive one alone; and the file of the next request.
+_HOST, _NEXT = "host", "next"
+_RESOURCE = ".resource"
 _MAX_TEXT = 200
 _MAX_FILE_BYTES = 1 << 20
 POLL_S = 0.02
@@ -94,7 +93,7 @@ def lease(
     owner: str,
     say: Callable[[str], None] | None = None,
 ) -> Lease:
-    """Take ``count`` resources of ``pool``, all or none, when every request that came before has its own.
+    """Take ``count`` resources of ``pool``, all or none, when this request is the next and they are free.
 
     Args:
         pool: Names of the resources to choose from, each once.
@@ -114,16 +113,17 @@ def lease(
     asked = f"{count} of {len(pool)} resources{', with no other test on this host' if exclusive else ''}"
     with raised_as(LeaseError, f"lease folder {path}: ", after=_REMEDY), ExitStack() as line:
         _check(path)
-        ticket = _ticket(path, holder, line)
+        turn: int | None = None
         while True:
-            before = _before(path, ticket)
-            if not before and (taken := _taken(path, pool, count, holder, exclusive=exclusive)):
+            if turn is None and (turn := _locked(path / _NEXT, fcntl.LOCK_EX, line)) is not None:
+                _write(turn, ascii(holder)[1:-1])
+            if turn is not None and (taken := _taken(path, pool, count, holder, exclusive=exclusive)):
                 return taken
             waited_s = time.monotonic() - began_s
             if waited_s >= (min(SAY_S, wait_s) if say else wait_s):
                 held = [one for one in holders(path) if exclusive or one.exclusive or one.resource in pool]
                 lines = [f"{', '.join(names)} held by {holder}" for holder, names in _by_holder(held).items()]
-                lines += [f"{file.read_text().strip()} asked before" for file in before if file.exists()]
+                lines += [f"{(path / _NEXT).read_text()} is next"] if turn is None else []
                 text = "\n  ".join(
                     [f"{owner}: waited {wait_s if waited_s >= wait_s else round(waited_s):g} s for {asked}", *lines]
                 )
@@ -155,30 +155,6 @@ def _by_holder(held: Sequence[Holder]) -> dict[str, list[str]]:
     return found
 
 
-def _ticket(folder: Path, owner: str, line: ExitStack) -> Path:
-    """Stand in line until the context ``line`` ends, and return the ticket."""
-    made = folder / f"{time.monotonic_ns():020d}-{os.urandom(4).hex()}.made"
-    fd = _open(made, os.O_EXCL)
-    line.callback(os.close, fd)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    _write(fd, ascii(owner)[1:-1])
-    # Others see the ticket when it is locked.
-    ticket = made.rename(made.with_suffix(_WAITING))
-    line.callback(ticket.unlink, missing_ok=True)
-    return ticket
-
-
-def _before(folder: Path, ticket: Path) -> list[Path]:
-    """Return the tickets before this one; those of dead processes go."""
-    found = []
-    for file in sorted(folder.glob(f"*{_WAITING}")):
-        if file.name < ticket.name and not _is_free(file):
-            found.append(file)
-        elif file.name < ticket.name:
-            file.unlink(missing_ok=True)
-    return found
-
-
 def _taken(folder: Path, pool: Sequence[str], count: int, owner: str, *, exclusive: bool) -> Lease | None:
     """Return the lease if all that a request asks for can be locked now."""
     fds: dict[str, int] = {}
@@ -191,7 +167,6 @@ def _taken(folder: Path, pool: Sequence[str], count: int, owner: str, *, exclusi
         if host is None or len(fds) < count:
             return None
         for name, fd in fds.items():
-            os.ftruncate(fd, 0)
             _write(fd, json.dumps(to_builtins(Holder(name, owner, time.strftime("%H:%M:%S"), exclusive))))
         undo.pop_all()
         return Lease(tuple(fds), (host, *fds.values()))
@@ -199,7 +174,7 @@ def _taken(folder: Path, pool: Sequence[str], count: int, owner: str, *, exclusi
 
 def _locked(file: Path, mode: int, undo: ExitStack) -> int | None:
     """Return the open file if its lock can be taken."""
-    fd = _open(file)
+    fd = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     # A cleaner of /tmp may have deleted the file since.
     if _takes_lock(fd, mode) and file.exists() and os.path.samestat(os.fstat(fd), file.stat()):
         undo.callback(os.close, fd)
@@ -276,17 +251,13 @@ def _check(path: Path) -> None:
         raise OSError(errno.EINVAL, problem)
 
 
-def _open(file: Path, flags: int = 0) -> int:
-    """Return a descriptor of a file in the folder; a symbolic link is refused."""
-    return os.open(file, flags | os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-
-
 def _write(fd: int, text: str) -> None:
-    """Write a text.
+    """Replace the content of a file.
 
     Raises:
         OSError: The text could not be written whole.
     """
+    os.ftruncate(fd, 0)
     data = text.encode("ascii")
     if os.write(fd, data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

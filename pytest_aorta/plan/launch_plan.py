@@ -11,7 +11,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Count, Model, convert
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.reference import AnyReference
+from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, resolve_config
 from pytest_aorta.plan.world import World
 
@@ -152,7 +152,7 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
     limits: Limits = Limits()
     launcher: LauncherKind = LauncherKind.TORCHRUN
     lease_fds: tuple[int, ...] = ()
-    reference: AnyReference | None = None
+    reference: Reference | None = None
     profiler: str | None = None
     node_launcher: tuple[str, ...] = ()
     node: int | None = None
@@ -227,7 +227,7 @@ def read_plan(path: Path) -> LaunchPlan:
     return convert(json.loads(path.read_text(encoding="utf-8")), LaunchPlan, str(path))
 
 
-def at_reference(request: LaunchRequest, reference: AnyReference) -> LaunchRequest:
+def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
     """Return the request for the A/B reference's version of the workload or script.
 
     A config key that the reference does not have is left out if its value is the default, so that a change that adds a

@@ -23,7 +23,7 @@ from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, Limits, at_reference
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.reference import AnyReference
+from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER, VALUE_FILE, rank_folders
@@ -146,7 +146,7 @@ class Launcher:
         if takes_all and self.world.size < least:
             self.test.lacks(f"workload {workload!r} needs at least {least} GPUs, {self.world.size} given")
 
-    def launch(self, request: LaunchRequest, version: AnyReference | None = None) -> Launch:
+    def launch(self, request: LaunchRequest, version: Reference | None = None) -> Launch:
         """Launch a request once, in the code under test or in another version.
 
         Raises:
@@ -238,13 +238,13 @@ class Launcher:
         except OSError as error:
             raise LaunchError(f"{plan.cwd} can't be copied: {error.filename}: {error.strerror or error}") from None
 
-    def _refuse_several_nodes(self, version: AnyReference | None, fresh: Sequence[str] | None) -> None:
+    def _refuse_several_nodes(self, version: Reference | None, fresh: Sequence[str] | None) -> None:
         if fresh is not None and self.world.nodes > 1:
             raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
             raise SpecError(f"--aorta-ab={version.name}: the reference exists on this node only; use nodes=1")
 
-    def _plan(self, request: LaunchRequest, version: AnyReference | None) -> LaunchPlan:
+    def _plan(self, request: LaunchRequest, version: Reference | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm
         with raised_as(LaunchError, _unwritable(self._run_base)):
             run_dir = create_numbered_folder(self._run_base, slug(request.name, max_length=40))

@@ -24,7 +24,7 @@ from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as
 from pytest_aorta.common.model import Count, Milliseconds, Model, Name, convert, to_builtins, write_json_rows
 from pytest_aorta.plan.launch_plan import FunctionCall, LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
-from pytest_aorta.plan.reference import AnyReference, CommitReference
+from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.result.facts import PYTHON_TRACER
 from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE, RETURNED_FILE, VALUE_FILE
@@ -66,7 +66,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
 def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[], None]) -> None:
     """Run a script or a module, which may record its steps itself."""
     pid = os.getpid()
-    record_script(plan.record or StepRecording())
+    _record_script(plan.record or StepRecording())
     given = dict(os.environ)
     has_left = _run_script(program, list(plan.args))
     # A script may clear its environment.
@@ -209,7 +209,7 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
     Neither waits for other ranks: the command decides when each of them ends.
     """
     plan = _begin(run_dir)
-    record_script(plan.record or StepRecording())
+    _record_script(plan.record or StepRecording())
 
     def write_result() -> None:
         _leave_returned(folder)
@@ -266,7 +266,7 @@ def _load_workload(spec: WorkloadSpec) -> Any:
     return found
 
 
-def record_script(record: StepRecording) -> None:
+def _record_script(record: StepRecording) -> None:
     """Record the steps of the script that runs next in this process; set seeds and deterministic algorithms if asked.
 
     Each rank has a seed of its own, so that ranks that draw their data draw different data.
@@ -336,13 +336,21 @@ def _leave_process_groups() -> None:
         dist.destroy_process_group()
 
 
-def _refuse_leaks(reference: AnyReference | None) -> None:
-    """Check that the launch of a reference commit imported no code under test, e.g. through an editable install.
+def _refuse_leaks(reference: Reference | None) -> None:
+    """Check that the launch of a reference ran in its environment, and imported no code under test at a commit.
 
     Raises:
-        ImportError: A module was imported from the code under test.
+        ImportError: The interpreter is another one, or a module was imported from the code under test, e.g. through an
+            editable install.
     """
-    if not isinstance(reference, CommitReference):
+    if reference is None:
+        return
+    if reference.prefix not in (None, Path(sys.prefix)):
+        raise ImportError(
+            f"the launch of {reference.name} ran in {sys.prefix} instead of {reference.prefix}; start ranks by "
+            f"python -m, not by a program of another environment"
+        )
+    if reference.worktree is None:
         return
     # All ranks run this package on purpose, which in this project's own checkout is also the code under test.
     for name, module in sorted(sys.modules.items()):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
 from pytest_aorta.report.provenance import provenance_values
-from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing, weights_drawing
+from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.environment import identity
@@ -227,7 +227,6 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
         "schedule": schedule_drawing,
         "timeline": step_drawing,
         "waits": waits_drawing,
-        "weights": weights_drawing,
     }
     sides = ((Side.CANDIDATE, case.candidate), (Side.REFERENCE, case.reference))
     return {

@@ -14,13 +14,12 @@ import pytest
 import yaml
 
 from pytest_aorta.cli import run as run_command
-from pytest_aorta.cli.main import COMMANDS, main
+from pytest_aorta.cli.main import COMMANDS
 from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workloads import find_workload, workload_places
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Reason
 from tests.unit.builders import schema
-from tests.unit.docs.transcripts import difference
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -55,15 +54,6 @@ def test_every_option_of_a_run_is_on_its_page():
     run_command.add_arguments(parser)
     flags = {action.option_strings[0] for action in parser._actions if action.option_strings} - {"-h"}
     assert {flag for flag in flags if f"`{flag}" not in page_text("command")} == set()
-
-
-def test_lists_of_workloads_are_those_that_the_command_prints(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "125")
-    shown = page_text("command").partition("## `aorta workloads`")[2].partition("```console\n")[2].partition("```")[0]
-    for part in shown.split("$ aorta ")[1:]:
-        command, _, transcript = part.partition("\n")
-        assert main(command.split()) == 0
-        assert difference(transcript, capsys.readouterr().out) is None
 
 
 def test_numbers_that_pages_and_messages_suggest_for_options_are_allowed():

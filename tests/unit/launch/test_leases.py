@@ -1,5 +1,6 @@
 """Leases between real processes; threads stand in for processes where only the order matters."""
 
+import fcntl
 import json
 import os
 import re
@@ -68,6 +69,15 @@ class Clients:
             process.communicate()
 
 
+def is_locked(file: Path) -> bool:
+    with file.open() as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "leases"
@@ -91,13 +101,12 @@ def ask(folder: Path) -> Callable[..., Lease]:
 
 @pytest.fixture
 def waiting(folder: Path, ask: Callable[..., Lease]) -> Iterator[Callable[..., Future[Lease]]]:
-    """Request in the background; return when the request is in the queue."""
+    """Request in the background; return when the request is the next."""
     with ThreadPoolExecutor(8) as threads:
 
         def waiting(*args: Any, **kwargs: Any) -> Future[Lease]:
-            before = len(list(folder.glob("*.waiting")))
             future = threads.submit(ask, *args, **{"wait_s": HANG_S} | kwargs)
-            await_true(lambda: len(list(folder.glob("*.waiting"))) > before)
+            await_true(lambda: is_locked(folder / "next") and (folder / "next").read_text())
             return future
 
         yield waiting
@@ -153,17 +162,16 @@ def test_end_of_wait_names_holders_and_leaves_nothing(clients, ask, folder):
     assert re.match(r"this test: waited 0.3 s for 2 of 8 resources\n", text)
     assert f"GPU-5, GPU-6 held by tests/a.py::test_big (pid {client.pid}), since " in text
     assert {holder.owner for holder in holders(folder)} == {f"tests/a.py::test_big (pid {client.pid})"}
-    assert [file.suffix for file in folder.iterdir() if file.name[0] == "0"] == []
+    assert not is_locked(folder / "next")
 
 
 def test_killed_waiter_blocks_no_other_request(clients, ask, folder):
     with ask(1):
         client = clients.start(8)
-        await_true(lambda: list(folder.glob("*.waiting")))
+        await_true(lambda: is_locked(folder / "next"))
         client.kill()
         client.wait()
         ask(7).release()
-        assert not list(folder.glob("*.waiting"))
 
 
 def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask):
@@ -200,25 +208,15 @@ def test_no_other_request_is_served_beside_an_exclusive_lease(clients, ask):
         ask(1)
 
 
-def test_waiting_requests_are_served_in_order_of_arrival(ask, waiting):
-    with ask(8):
-        queue = [waiting(8, owner=f"number {number}") for number in range(4)]
-    for number, future in enumerate(queue):
-        got = future.result()
-        assert not any(later.done() for later in queue[number + 1 :])
-        got.release()
-
-
 @pytest.mark.parametrize("big", [{"count": 8}, {"count": 1, "exclusive": True}], ids=["all", "exclusive"])
 def test_small_request_waits_behind_one_that_waits_for_the_whole_host(ask, waiting, big):
     held = ask(1)
     future = waiting(**big, owner="the big one")
-    with pytest.raises(LeaseError, match=r"\n  the big one \(pid \d+\) asked before"):
+    with pytest.raises(LeaseError, match=r"\n  the big one \(pid \d+\) is next"):
         ask(1)
-    small = waiting(1)
     held.release()
     future.result().release()
-    small.result().release()
+    ask(1).release()
 
 
 @pytest.mark.parametrize(
