@@ -169,7 +169,7 @@ class Launcher:
     def _started(
         self,
         request: LaunchRequest,
-        version: AnyReference | None,
+        version: Reference | None,
         collect: Callable[[LaunchPlan, LaunchOutcome, PlatformFacts | None], T],
     ) -> tuple[LaunchPlan, LaunchOutcome, T]:
         """Launch a request, and return what ``collect`` reads of a launch whose ranks have succeeded."""
