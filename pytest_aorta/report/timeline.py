@@ -91,10 +91,14 @@ class Drawing:
 
 
 def schedule_drawing(case: Case) -> Drawing | None:
-    """Return the schedules of both sides on the nominal machine, of the first ranks; None without a schedule."""
+    """Return the schedules of both sides on the nominal machine, of the first ranks, or one if they are equal.
+
+    None without a schedule.
+    """
     sides = ([launch.facts for launch in case.candidate], case.others)
     groups = [[group.schedule for facts in side for group in facts.schedules] for side in sides]
-    return drawn_schedules([next((one for one in found if one.issued), None) for found in groups])
+    here, there = (next((one for one in found if one.issued), None) for found in groups)
+    return drawn_schedules([here] if here == there else [here, there])
 
 
 def drawn_schedules(schedules: Sequence[Schedule | None]) -> Drawing | None:

@@ -220,8 +220,10 @@ const aortaCharts = (data) => {
     const shown = marks.filter((mark, place) => place % every === 0);
     // As the range, the names are an attribute of the figure.
     figure.dataset.named = shown.map(({ name }) => name).join(", ");
-    const room = Math.min(canvas.clientWidth * 0.36, 24 + 6.6 * Math.max(...shown.map(({ name }) => name.length)));
-    const fitting = (name) => name.length > (room - 24) / 6.4 ? `\u2026${name.slice(-Math.floor((room - 24) / 6.4))}` : name;
+    const room = Math.min(canvas.clientWidth * 0.46, 24 + 6.6 * Math.max(...shown.map(({ name }) => name.length)));
+    // Names of parameters differ at their begin, and end alike.
+    const letters = Math.floor((room - 24) / 6.4), head = Math.floor(letters / 2);
+    const fitting = (name) => name.length > letters ? `${name.slice(0, head)}\u2026${name.slice(head + 1 - letters)}` : name;
     const paint = (plot) => {
       const { ctx } = plot;
       const { left, top, width, height: down } = plot.bbox;
