@@ -60,7 +60,7 @@ def _flag(option: Option) -> str:
 
 
 def _row(option: Option) -> tuple[str, ...]:
-    meaning = re.sub(r"--[\w-]+(?:=[^\s,:]+)?|python:PATH", r"`\g<0>`", option.help)
+    meaning = re.sub(r"--[\w-]+(?:=[^\s,:]+)?|[a-z]+:[A-Z=]{4,}", r"`\g<0>`", option.help)
     return f"`{option.key}`" if option.ini else "", option.shown_default, meaning
 
 

@@ -16,8 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_aorta.result.trace.kineto import read_trace
-from tests.unit.kineto_traces import overlap_with_host
+from tests.unit.kineto_traces import overlap_with_host, read_trace
 
 # HTA rounds to microseconds by default, which moves the edges of short kernels. overlap_ratio uses nanoseconds.
 os.environ.setdefault("HTA_DISABLE_NS_ROUNDING", "1")

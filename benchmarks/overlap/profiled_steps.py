@@ -11,9 +11,8 @@ from statistics import median
 import pytest
 
 from pytest_aorta import DistributedWorld
-from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
-from tests.unit.kineto_traces import overlap_with_host
+from tests.unit.kineto_traces import overlap_with_host, read_trace
 
 LAUNCHES = 3
 PROFILED = {"warmup": 10, "profile_steps": 8}

@@ -31,10 +31,10 @@ from pytest_aorta.common.processes import start_apart
 from pytest_aorta.launch.process.guard import ENDED, state_of
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import show_devices
+from pytest_aorta.plan.cache import cache_folder
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.reference import cache_folder
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -134,7 +134,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept = {
         key: value for key, value in environ.items() if key not in scrubbed and not key.startswith(_SCRUBBED_PREFIXES)
     }
-    kept |= plan.config.get(ENVIRONMENT_KEY, {})
+    kept |= plan.config.get(ENVIRONMENT_KEY, {}) | (plan.reference.variables if plan.reference else {})
     show_devices(plan.world.devices, kept)
     kept[variables.DEVICE] = plan.world.device
     # torchrun would set the variable with a warning; measured times depend on its value.

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import brief, did_you_mean
+from pytest_aorta.plan.side import parse_side
 
 # Replaces the suffix of the file of --aorta-markdown: the same findings as data.
 FINDINGS_SUFFIX = ".findings.json"
-# Likewise: the schedules of failed tests as a picture.
-DRAWN_SUFFIX = ".svg"
 TORCH = "torch"
 
 
@@ -42,8 +41,6 @@ def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-# Prefix of --aorta-ab if the A/B reference is another environment's interpreter.
-PYTHON_PREFIX = "python:"
 # Value of --aorta-fail-on with which only regressions and lost metrics fail.
 FAIL_ON_NOTHING = "none"
 
@@ -118,11 +115,8 @@ def file_ending_in(*suffixes: str) -> Callable[[str], Path]:
     return parse
 
 
-def _version(text: str) -> str:
-    # Git would read a ref that starts with a dash as one of its own options.
-    if not text.strip() or text.startswith("-") or text == PYTHON_PREFIX:
-        allowed = f"a branch, tag or commit, or {PYTHON_PREFIX}PATH of another environment's interpreter"
-        raise _not_allowed(text, allowed)
+def _side(text: str) -> str:
+    parse_side(text)
     return text
 
 
@@ -318,9 +312,10 @@ class Options:
         ini="bool",
     )
     ab: str | None = _option(
-        "A/B reference to launch: a git ref, or python:PATH of an interpreter",
-        type=_version,
-        metavar="REF",
+        "A/B reference to launch: a git ref, python:PATH of an interpreter, lock:FILE of requirements, "
+        "with:REQUIREMENT, env:NAME=VALUE, or several of them, joined by spaces",
+        type=_side,
+        metavar="SIDE",
         shown="none",
     )
     profiler: str | None = _option(

@@ -1,7 +1,7 @@
 """A/B references: the other version of the code, whose launches are compared with those of the code under test.
 
-An A/B reference is a commit, whose launches run the present rank code on the workloads, scripts and packages of a
-worktree; or the interpreter of another environment, whose launches run the code installed there.
+The launches of a commit run the present rank code on the workloads, scripts and packages of a worktree; those of
+another environment run what is installed there.
 """
 
 import json
@@ -9,35 +9,29 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias
+
+import msgspec
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, raised_as, write_link, write_text
+from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, raised_as, write_link
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import did_you_mean
-from pytest_aorta.plan.options import PYTHON_PREFIX
-from pytest_aorta.plan.workloads import WorkloadSpec, package_folder, read_workload
+from pytest_aorta.plan.cache import ENVIRONMENTS, PACKAGES, cache_folder, command_environment, prepared, run_logged
+from pytest_aorta.plan.environments import Environment, Recipe, changes_text, probe, version_changes, without_path
+from pytest_aorta.plan.side import SideSpec, parse_side
+from pytest_aorta.plan.workloads import WorkloadSpec, check_environment, package_folder, read_workload
 
 GIT_S = 60.0
 # Git filters may download large files during a checkout.
 CHECKOUT_S = 600.0
-# A compiled dependency can take an hour to build.
-SETUP_S = 7200.0
-UNUSED_S = 14 * 86400.0
-# The folder of worktrees in the user's cache; each has a folder of its own.
-ENVIRONMENTS = "environments"
-# Entries of a worktree's folder besides the files of the commit: links to packages, the output of the setup commands,
-# and a file that exists once the commit is checked out and prepared, and that each use touches.
-PACKAGES, LOG_FILE, READY_FILE = "packages", "setup.log", "ready"
 # The names of worktrees of this package, by which git's folder of worktrees has an entry for each.
 _NAMES = f"{'[0-9a-f]' * 16}-{'[0-9a-f]' * 8}"
 # Held in the repository's git folder during each git command that lists or changes worktrees.
@@ -46,19 +40,6 @@ LOCK_FILE = "aorta-worktrees.lock"
 _SCRUBBED = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
 # A checkout runs no hooks or monitors of the user, and starts no background maintenance.
 _QUIET = ["core.hooksPath=/dev/null", "core.fsmonitor=false", "gc.auto=0", "maintenance.auto=false"]
-PROBE_S = 120.0
-_PROBE = """
-import importlib.util, json
-
-missing = [name for name in ("torch", "pytest_aorta") if importlib.util.find_spec(name) is None]
-workloads = {}
-if not missing:
-    from pytest_aorta.plan.workloads import workload_places
-    for name, [place, *_] in workload_places(()).items():
-        if place.folder:
-            workloads[name] = [str(place.folder), place.module]
-print(json.dumps({"missing": missing, "workloads": workloads}))
-"""
 
 
 @dataclass(frozen=True)
@@ -84,19 +65,10 @@ class Worktree:
         return self.tree / path.resolve().relative_to(self.checkout)
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this package in the user's cache."""
-    given = environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
-
-
 def open_worktree(
     rootdir: Path, commit: str, say: Callable[[str], None], setup: Sequence[Sequence[str]] = ()
 ) -> Worktree:
     """Return the worktree of a commit, given by its full hash; check it out and prepare it unless an earlier call has.
-
-    A worktree that can't be used again, such as one whose checkout was killed, is made again. Worktrees that no session
-    has used for ``UNUSED_S`` are deleted.
 
     Args:
         rootdir: pytest's root folder.
@@ -116,19 +88,12 @@ def open_worktree(
     digest = sha256(json.dumps([str(checkout), setup]).encode()).hexdigest()[:8]
     own = kept / f"{commit[:16]}-{digest}"
     worktree = Worktree(checkout, commit, own / own.name, own / PACKAGES)
-    try:
-        kept.mkdir(parents=True, exist_ok=True)
-        _remove_unused(kept)
-        with locked(own.with_suffix(".lock"), limit_s=SETUP_S):
-            problem = _problem(worktree, has_setup=bool(setup))
-            if problem:
-                if own.exists():
-                    say(f"{own} is checked out again: {problem}")
-                _check_out(worktree)
-                _run_commands(worktree, setup, worktree.tree / rootdir.resolve().relative_to(checkout))
-            write_text(own / READY_FILE, "")
-    except OSError as error:
-        raise SpecError(f"{error.filename or own}: {error.strerror or error}") from None
+
+    def make(own: Path) -> None:
+        _check_out(worktree)
+        _run_commands(worktree, setup, own, worktree.tree / rootdir.resolve().relative_to(checkout))
+
+    prepared(own.name, make, lambda: _problem(worktree, has_setup=bool(setup)), say)
     return worktree
 
 
@@ -137,8 +102,6 @@ def _problem(worktree: Worktree, *, has_setup: bool) -> str:
 
     Files that launches have changed are restored. Files that setup commands have changed can't be told from those.
     """
-    if not (worktree.tree.parent / READY_FILE).is_file():
-        return "it was not finished"
     try:
         # Outside of a worktree, git looks for a repository in the folders above, whose files are not ours.
         found = git(worktree.tree, "rev-parse", "--show-toplevel", "HEAD", "--git-common-dir").split("\n")
@@ -152,13 +115,12 @@ def _problem(worktree: Worktree, *, has_setup: bool) -> str:
 
 
 def _check_out(worktree: Worktree) -> None:
-    """Check out a commit in a new worktree, in place of what an earlier session has left.
+    """Check out a commit in a new worktree.
 
     Raises:
         SpecError: Git fails.
-        OSError: What was left can't be deleted, or the folder can't be written.
+        OSError: The folder can't be written.
     """
-    _delete(worktree.tree.parent)
     worktree.packages.mkdir(parents=True)
     common = _git_folder(worktree.checkout)
     # Git reads the entry of every worktree, and fails on an entry that another git is creating or removing.
@@ -182,23 +144,13 @@ def _reset(worktree: Worktree) -> None:
     git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
 
 
-def _delete(folder: Path) -> None:
-    """Delete a folder if it exists, also one with folders that a setup command has made read-only."""
-    for base, names, _ in os.walk(folder):
-        for path in (Path(base, name) for name in names):
-            if not path.is_symlink():
-                path.chmod(0o700)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
-
-
 def setup_program(command: Sequence[str]) -> str | None:
     """Return the path of a setup command's program, or None if this machine does not have the program.
 
     A path with a slash is relative to the root folder of each commit, so only the commit can show whether it exists.
     """
     program = command[0]
-    return program if "/" in program else shutil.which(program, path=_environment()["PATH"])
+    return program if "/" in program else shutil.which(program, path=command_environment()["PATH"])
 
 
 def commit_of(folder: Path, ref: str) -> str:
@@ -253,115 +205,78 @@ def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
     return output.removesuffix("\n")
 
 
-def _remove_unused(kept: Path) -> None:
-    """Delete worktrees that no session has used for ``UNUSED_S``; git forgets them when it next prunes."""
-    oldest_s = time.time() - UNUSED_S
-    for ready in kept.glob(f"*/{READY_FILE}"):
-        with suppress(OSError):  # another session deletes it at the same time
-            if ready.stat().st_mtime < oldest_s:
-                _delete(ready.parent)
-
-
-def _run_commands(worktree: Worktree, setup: Sequence[Sequence[str]], root: Path) -> None:
-    log_file = worktree.tree.parent / LOG_FILE
+def _run_commands(worktree: Worktree, setup: Sequence[Sequence[str]], own: Path, root: Path) -> None:
     names = {"{tree}": str(worktree.tree), "{packages}": str(worktree.packages), "{commit}": worktree.commit}
     for command in setup:
         argv = [re.sub(r"\{(tree|packages|commit)\}", lambda match: names[match[0]], word) for word in command]
-        status, output, complaint = run_program(argv, _environment(), SETUP_S, cwd=root)
-        with log_file.open("a", encoding="utf-8") as log:
-            log.write(f"$ {' '.join(argv)}\n{output}{complaint}")
-        if status:
-            last = " ".join((complaint.strip() or output.strip()).splitlines()[-1:])
-            raise SpecError(f"--setup: {command[0]} ended with exit code {status}: {last} ({log_file})")
+        run_logged("--setup", argv, own, root)
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment, in which ``python`` and ``pip`` are those of this interpreter."""
-    own = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-
-
-class Reference(Model, frozen=True, tag_field="kind"):
+class Reference(Model, frozen=True, omit_defaults=True):
     """The properties of a launch that differ for an A/B reference.
 
     Attributes:
-        name: Text given to ``--aorta-ab``.
+        name: Text given to ``--aorta-ab``, or the name of a search's point.
         python: Interpreter of the torchrun agent and the ranks.
         root: Folder in which the agent and the ranks run, the counterpart of pytest's root folder.
+        worktree: The files of a commit; None: those of the working tree.
+        prefix: ``sys.prefix`` of another environment; None: the environment of pytest.
+        harness: Folder with a link to this package, for another environment.
+        installed: Name of each workload of another environment -> folder and module.
+        variables: Environment variables of the ranks.
+        differs: How the environment and the variables differ from those of the code under test; empty if they do not.
     """
 
     name: str
     python: str
     root: Path
+    worktree: Worktree | None = None
+    prefix: Path | None = None
+    harness: Path | None = None
+    installed: Mapping[str, tuple[Path, str]] = msgspec.field(default_factory=dict)
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
+    differs: str = ""
+
+    def __str__(self) -> str:
+        """Return the name, with how the environment and the variables differ."""
+        return f"{self.name}: {self.differs}" if self.differs else self.name
 
     @property
     def commit(self) -> str | None:
-        """The full hash of the commit whose code is launched; None if the code belongs to no known commit."""
-        return None
-
-
-class CommitReference(Reference, frozen=True, tag="commit"):
-    """A commit of the repository under test."""
-
-    worktree: Worktree
-
-    @property
-    def commit(self) -> str:
-        """The full hash of the commit."""
-        return self.worktree.commit
+        """The full hash of the commit whose code is launched; None if it is the working tree's."""
+        return self.worktree.commit if self.worktree else None
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Put this package, then the commit's ``src/`` and root folder, before any install of the checkout."""
-        folders = [self.worktree.packages, self.root / "src", self.root]
-        # Folders of the checkout in the caller's PYTHONPATH contain the code under test: replace them.
-        callers = (Path(entry) for entry in environ.get("PYTHONPATH", "").split(":") if entry)
-        folders += [self.worktree.counterpart(entry) if entry.is_absolute() else entry for entry in callers]
-        return {**environ, "PYTHONPATH": ":".join(str(folder) for folder in folders)}
+        """Return ``environ`` with this side's search path.
+
+        This package comes first, then the commit's ``src/`` and root folder, before any install of the checkout. The
+        caller's search path comes next, but in another environment last.
+        """
+        callers = [Path(entry) for entry in environ.get("PYTHONPATH", "").split(":") if entry]
+        early, late = [self.harness] if self.harness else [], [self.root]
+        if self.worktree:
+            early, late = [self.worktree.packages, self.root / "src", self.root], []
+            # Folders of the checkout in the caller's PYTHONPATH contain the code under test: replace them.
+            callers = [self.worktree.counterpart(entry) if entry.is_absolute() else entry for entry in callers]
+        if self.prefix is None:
+            return {**environ, "PYTHONPATH": ":".join(map(str, [*early, *callers]))}
+        paths = {"PYTHONPATH": early, variables.LATE_PATH: [*callers, *late]}
+        return without_path(environ) | {name: ":".join(map(str, folders)) for name, folders in paths.items()}
 
     def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return the commit's version of a workload of the repository; any other workload is unchanged."""
-        folder = self.worktree.counterpart(spec.folder)
-        if folder == spec.folder:
-            return spec
-        if not folder.is_dir():
-            raise SpecError(f"workload {spec.name!r} does not exist at {self.name}: there is no {folder}")
-        if spec.module is not None:
-            self._redirect(spec.module.partition(":")[0].partition(".")[0])
-        return read_workload(spec.name, folder, spec.module)
+        """Return this side's version of a workload.
 
-    def script(self, script: str) -> str:
-        """Return the commit's version of a file of the repository; modules are found on the search path."""
-        path = self.worktree.counterpart(Path(script)) if script.endswith(".py") else Path(script)
-        if path != Path(script) and not path.is_file():
-            raise SpecError(f"script {script!r} does not exist at {self.name}: there is no {path}")
-        return str(path)
-
-    def _redirect(self, package: str) -> None:
-        # If a package's name differs from its folder's, no folder on the search path leads to the package.
-        folder, link = package_folder(package), self.worktree.packages / package
-        if folder is not None:
-            # Another search with this worktree, or a setup command, may have put the package there.
-            with suppress(FileExistsError):
-                link.symlink_to(self.worktree.counterpart(folder), target_is_directory=True)
-
-
-class EnvironmentReference(Reference, frozen=True, tag="environment"):
-    """Another environment.
-
-    Attributes:
-        installed: Name of each workload installed there -> folder and module.
-    """
-
-    installed: dict[str, tuple[Path, str]]
-
-    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Put the caller's search path and the root folder after the packages that are installed there."""
-        late = ":".join(filter(None, [environ.get("PYTHONPATH"), str(self.root)]))
-        return {**_without_path(environ), variables.LATE_PATH: late}
-
-    def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return the version installed there; a workload in a folder of the user is unchanged."""
-        if spec.module is None:
+        That is the commit's if it is the repository's, else what another environment has installed; a workload in
+        another folder is unchanged.
+        """
+        folder = self.worktree.counterpart(spec.folder) if self.worktree else spec.folder
+        if self.worktree and folder != spec.folder:
+            if not folder.is_dir():
+                raise SpecError(f"workload {spec.name!r} does not exist at {self.name}: there is no {folder}")
+            if spec.module is not None:
+                _redirect(self.worktree, spec.module.partition(":")[0].partition(".")[0])
+            return read_workload(spec.name, folder, spec.module)
+        if self.prefix is None or spec.module is None:
             return spec
         if spec.name not in self.installed:
             there = sorted(self.installed)
@@ -369,24 +284,52 @@ class EnvironmentReference(Reference, frozen=True, tag="environment"):
         return read_workload(spec.name, *self.installed[spec.name])
 
     def script(self, script: str) -> str:
-        """Return the same script."""
-        return script
+        """Return the commit's version of a file of the repository; modules are found on the search path."""
+        if self.worktree is None or not script.endswith(".py"):
+            return script
+        path = self.worktree.counterpart(Path(script))
+        if path != Path(script) and not path.is_file():
+            raise SpecError(f"script {script!r} does not exist at {self.name}: there is no {path}")
+        return str(path)
 
 
-AnyReference: TypeAlias = CommitReference | EnvironmentReference
+def _redirect(worktree: Worktree, package: str) -> None:
+    # If a package's name differs from its folder's, no folder on the search path leads to the package.
+    folder, link = package_folder(package), worktree.packages / package
+    if folder is not None:
+        # Another search with this worktree, or a setup command, may have put the package there.
+        with suppress(FileExistsError):
+            link.symlink_to(worktree.counterpart(folder), target_is_directory=True)
 
 
-def check_reference(name: str, rootdir: Path) -> None:
-    """Check before any launch that the commit or the interpreter that ``--aorta-ab`` names exists.
+def check_reference(text: str, rootdir: Path) -> None:
+    """Check before any launch that the commit, the interpreter and the file that ``--aorta-ab`` names exist.
 
     Raises:
-        SpecError: It does not exist.
+        SpecError: One of them does not exist, or a variable is not allowed.
     """
-    with raised_as(SpecError, f"--aorta-ab={name}: ", SpecError):
-        if not name.startswith(PYTHON_PREFIX):
-            commit_of(rootdir, name)
-        elif shutil.which(python := _interpreter(name, rootdir)) is None:
-            raise SpecError(f"there is no program {python}")
+    with raised_as(SpecError, f"--aorta-ab={text}: ", SpecError):
+        check_side(parse_side(text), rootdir)
+
+
+def check_side(side: SideSpec, rootdir: Path) -> None:
+    """Check before any launch that what a side names exists; the lock file of a commit is looked for later.
+
+    Raises:
+        SpecError: It does not exist, or a variable is not allowed.
+    """
+    if side.commit:
+        commit_of(rootdir, side.commit)
+    if side.python and shutil.which(python := _interpreter(side, rootdir)) is None:
+        raise SpecError(f"there is no program {python}")
+    if side.lock and not side.commit and not (file := rootdir / side.lock).is_file():
+        raise SpecError(f"there is no file {file}")
+    check_environment("env", side.variables)
+
+
+def _interpreter(side: SideSpec, rootdir: Path) -> str:
+    # Don't resolve the path: a virtual environment's interpreter is a link to the interpreter that created it.
+    return str(rootdir / Path(side.python).expanduser()) if side.python else sys.executable
 
 
 @dataclass(frozen=True)
@@ -404,62 +347,76 @@ class References:
     rootdir: Path
     say: Callable[[str], None]
     setup: Sequence[Sequence[str]] = ()
-    _commits: dict[str, CommitReference] = field(default_factory=dict)
+    _opened: dict[str, Reference] = field(default_factory=dict)
 
     @cached_property
-    def _environment(self) -> EnvironmentReference:
-        python = _interpreter(str(self.name), self.rootdir)
-        return EnvironmentReference(str(self.name), python, self.rootdir, _probe(python))
+    def own(self) -> Environment:
+        """The environment of the code under test."""
+        return probe(sys.executable, self.rootdir, self.say)
 
-    def open(self) -> AnyReference:
+    def open(self) -> Reference:
         """Return the A/B reference that ``--aorta-ab`` names.
 
         Raises:
             SpecError: The option is not given, or its reference can't be used.
         """
         if self.name is None:
-            raise SpecError("no A/B reference to launch; name one with --aorta-ab=REF")
+            raise SpecError("no A/B reference to launch; name one with --aorta-ab=SIDE")
         with raised_as(SpecError, f"--aorta-ab={self.name}: ", SpecError):
-            if not self.name.startswith(PYTHON_PREFIX):
-                return self.commit(commit_of(self.rootdir, self.name), self.name)
-            return self._environment
+            return self.side(parse_side(self.name))
 
-    def commit(self, commit: str, name: str) -> CommitReference:
-        """Return the A/B reference of a commit, given by its full hash, which messages call ``name``.
+    def side(self, side: SideSpec) -> Reference:
+        """Return the A/B reference that a side describes.
 
         Raises:
-            SpecError: The commit can't be checked out, a setup command fails, or pytest's root folder does not exist
-                there.
+            SpecError: The commit can't be checked out, a setup command fails, pytest's root folder does not exist
+                there, or the environment can't be built.
         """
-        if commit not in self._commits:
-            worktree = open_worktree(self.rootdir, commit, self.say, self.setup)
-            root = worktree.tree / self.rootdir.resolve().relative_to(worktree.checkout)
-            if not root.is_dir():
-                raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
-            # Ranks run this very package, even if the repository contains a version of it. Ranks of another session
-            # with this worktree may be following the link.
-            write_link(worktree.packages / PACKAGE_ROOT.name, PACKAGE_ROOT)
-            self._commits[commit] = CommitReference(name, sys.executable, root, worktree)
-        return self._commits[commit]
+        if side.text not in self._opened:
+            worktree = self._worktree(commit_of(self.rootdir, side.commit)) if side.commit else None
+            environment = self.environment(side, worktree) if side.has_environment else None
+            self._opened[side.text] = self._reference(side, worktree, environment)
+        return self._opened[side.text]
 
+    def _reference(self, side: SideSpec, worktree: Worktree | None, environment: Environment | None) -> Reference:
+        root = self._root(worktree) if worktree else self.rootdir
+        unset = {name: f"{value} -> {os.environ.get(name, 'unset')}" for name, value in side.variables.items()}
+        found = Reference(side.text, sys.executable, root, worktree, variables=side.variables)
+        if environment is None:
+            return found.replace(differs=changes_text(unset))
+        return found.replace(
+            python=environment.python,
+            prefix=environment.prefix,
+            harness=environment.harness,
+            installed=environment.workloads,
+            differs=changes_text(unset | version_changes(environment, self.own)),
+        )
 
-def _interpreter(name: str, rootdir: Path) -> str:
-    # Don't resolve the path: a virtual environment's interpreter is a link to the interpreter that created it.
-    return str(rootdir / Path(name.removeprefix(PYTHON_PREFIX)).expanduser())
+    def environment(self, side: SideSpec, worktree: Worktree | None = None) -> Environment:
+        """Return the environment of a side, which is built if it is none of an interpreter.
 
+        Raises:
+            SpecError: The interpreter or the file does not exist, or the environment can't be built.
+        """
+        base = probe(_interpreter(side, self.rootdir), self.rootdir, self.say) if side.python else self.own
+        if not side.lock and not side.requirements:
+            return base
+        lock = None
+        if side.lock:
+            lock = self.rootdir / side.lock
+            lock = worktree.counterpart(lock) if worktree else lock
+            if not lock.is_file():
+                raise SpecError(f"there is no file {lock}")
+        return Recipe(base, lock, side.requirements).build(self.rootdir, self.say)
 
-def _probe(python: str) -> dict[str, tuple[Path, str]]:
-    """Return the workloads that are installed in the environment of another interpreter."""
-    status, output, complaint = run_program([python, "-P", "-c", _PROBE], _without_path(os.environ), PROBE_S)
-    if status:
-        problem = " ".join(complaint.strip().splitlines()[-1:])
-        raise SpecError(f"{python} is not an interpreter with this version of pytest-aorta: {problem}")
-    found = json.loads(output)
-    if missing := found["missing"]:
-        raise SpecError(f"{python} can't import {' and '.join(missing)}; install what is missing there")
-    return {name: (Path(folder), module) for name, (folder, module) in found["workloads"].items()}
+    def _root(self, worktree: Worktree) -> Path:
+        return worktree.tree / self.rootdir.resolve().relative_to(worktree.checkout)
 
-
-def _without_path(environ: Mapping[str, str]) -> dict[str, str]:
-    # Both variables lead to packages of the environment that pytest runs in.
-    return {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    def _worktree(self, commit: str) -> Worktree:
+        worktree = open_worktree(self.rootdir, commit, self.say, self.setup)
+        if not (root := self._root(worktree)).is_dir():
+            raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
+        # Ranks run this very package, even if the repository contains a version of it. Ranks of another session
+        # with this worktree may be following the link.
+        write_link(worktree.packages / PACKAGE_ROOT.name, PACKAGE_ROOT)
+        return worktree

@@ -1,34 +1,27 @@
 """Drawings of a report in rows of bars, as SVG and for the page.
 
 A drawing shows what each rank's streams did in a step, how the step's graph of streams plays on the nominal machine,
-the waits of ranks step by step, or where weights differ.
+or the waits of ranks step by step.
 """
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, zip_longest
-from pathlib import Path
 from typing import TypeAlias, cast
 
 import numpy as np
 
-from pytest_aorta.common.files import write_text
-from pytest_aorta.report.data import Case, Launch, Report
+from pytest_aorta.report.data import Case, Launch
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import hashes_by_name
 from pytest_aorta.result.trace.overlap import Intervals, Lane, Part, difference, intersection, union
 from pytest_aorta.result.trace.profiled_steps import Collective
 from pytest_aorta.result.trace.schedule import Schedule
 
 _NS_PER_MS, _NS_PER_US = 1_000_000, 1000
-PICTURE_FILE = "timeline.svg"
-# A picture is viewed as a whole and can't be zoomed, so larger timelines are left to the HTML page.
-MAX_PANELS = 4
-MAX_ROWS = 48
 # Those of the page's light theme.
 _COLORS: dict[str, str] = {
     Lane.COMPUTE: "#0072b2",
@@ -51,7 +44,6 @@ _COLORS: dict[str, str] = {
 BEFORE = ", before"
 # Beyond, neighboring steps of waits share a bar.
 _MOST_STEPS = 120
-_MOST_PARAMETERS = 40
 _MOST_ARROWS = 40
 _Spans: TypeAlias = Sequence[tuple[float, float]]
 
@@ -87,8 +79,7 @@ class Drawing:
 
     Attributes:
         begin, end: The range that the rows cover.
-        unit: Of the range; also of each of ``ticks``.
-        ticks: What is written below each unit of the range; empty for numbers.
+        unit: Of the range.
         arrows: A place in the range, and the rows from which and to which an arrow points there.
     """
 
@@ -96,15 +87,18 @@ class Drawing:
     end: float
     begin: float = 0.0
     unit: str = "ms"
-    ticks: Sequence[str] = ()
     arrows: Sequence[tuple[float, int, int]] = ()
 
 
 def schedule_drawing(case: Case) -> Drawing | None:
-    """Return the schedules of both sides on the nominal machine, of the first ranks; None without a schedule."""
+    """Return the schedules of both sides on the nominal machine, of the first ranks, or one if they are equal.
+
+    None without a schedule.
+    """
     sides = ([launch.facts for launch in case.candidate], case.others)
     groups = [[group.schedule for facts in side for group in facts.schedules] for side in sides]
-    return drawn_schedules([next((one for one in found if one.issued), None) for found in groups])
+    here, there = (next((one for one in found if one.issued), None) for found in groups)
+    return drawn_schedules([here] if here == there else [here, there])
 
 
 def drawn_schedules(schedules: Sequence[Schedule | None]) -> Drawing | None:
@@ -203,31 +197,6 @@ def waits_drawing(case: Case) -> Drawing | None:
     return Drawing(rows, first + count, first, "step")
 
 
-def weights_drawing(case: Case) -> Drawing | None:
-    """Return after which steps the hashes of parameters differ from the other side's; None where none do."""
-    sides = ([launch.facts for launch in case.candidate], case.others)
-    known = (max(side, key=_num_hashed).series if side else [] for side in sides)
-    for here, there in zip(*known, strict=False):
-        steps = sorted(here.parameters.keys() & there.parameters.keys(), key=int)
-        hashes = [hashes_by_name(here, there, step) for step in steps]
-        differs = {name: [one.get(name) != other.get(name) for one, other in hashes] for name in here.names}
-        rows = [Row(name, _cells(cells)) for name, cells in differs.items() if any(cells)]
-        if rows:
-            return Drawing(rows[:_MOST_PARAMETERS], len(steps), unit="after step", ticks=steps)
-    return None
-
-
-def _num_hashed(facts: LaunchFacts) -> int:
-    return sum(len(series.parameters) for series in facts.series)
-
-
-def _cells(differs: Sequence[bool]) -> list[Bars]:
-    places: dict[str, list[tuple[float, float]]] = {"differs": [], "equal": []}
-    for place, cell in enumerate(differs):
-        places["differs" if cell else "equal"].append((place, place + 1))
-    return [Bars(kind, spans) for kind, spans in places.items()]
-
-
 _WIDTH, _LEFT, _ROW, _GAP, _LINE, _LETTER = 960, 150, 14, 2, 18, 6
 _ARROW = 'stroke="#1f2328" fill="none" marker-end="url(#tip)"'
 _TIP = (
@@ -286,16 +255,6 @@ def _color(kind: str) -> str:
 
 def _text(left: float, bottom: float, text: str, style: str = "") -> str:
     return f'<text x="{left:.1f}" y="{bottom:.1f}" {style}>{html.escape(text)}</text>'
-
-
-def write_picture(report: Report, file: Path, draw: Sequence[Callable[[Case], Drawing | None]]) -> list[Path]:
-    """Draw the first cases of which something is known into a file, which is returned; no file without such a case."""
-    cases = [(f"{test.record.nodeid} {case.name}", case) for test in report.tests for case in test.cases]
-    drawn = [(title, drawing) for title, case in cases for of in draw if (drawing := of(case))]
-    panels = [(title, drawing) for title, drawing in drawn if len(drawing.rows) <= MAX_ROWS][:MAX_PANELS]
-    if panels:
-        write_text(file, svg(panels))
-    return [file] if panels else []
 
 
 def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[tuple[float, float]]]:

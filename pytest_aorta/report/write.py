@@ -1,20 +1,18 @@
-"""Writes what a run or a comparison of results reports: the page, summary.json, timelines and Markdown."""
+"""Writes what a run or a comparison of results reports: the page, summary.json and Markdown."""
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.common.model import to_json
-from pytest_aorta.plan.options import DRAWN_SUFFIX, FINDINGS_SUFFIX, Options
+from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
 from pytest_aorta.report.data import Report, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, Findings, findings, markdown
-from pytest_aorta.report.provenance import run_pairs
 from pytest_aorta.report.summary import summary
-from pytest_aorta.result.provenance import code_version, provenance
+from pytest_aorta.result.provenance import code_version
 from pytest_aorta.session.record import TestRecord
 
 SUMMARY_FILE = "summary.json"
@@ -64,8 +62,8 @@ def write_session_reports(
     if launched and (step_summary := os.environ.get(STEP_SUMMARY)):
         lines += _append_step_summary(markdown(found), Path(step_summary))
     reports: tuple[tuple[Path | None, Callable[[Path], str]], ...] = (
-        (options.markdown, lambda file: _write_markdown(found, file, shown)),
-        (options.report, lambda file: _write_page(session_report(records, title=_TITLE, lost=lost), file, options)),
+        (options.markdown, lambda file: _write_markdown(found, file)),
+        (options.report, lambda file: _write_page(session_report(records, title=_TITLE, lost=lost), file)),
     )
     for file, write in reports:
         try:
@@ -76,7 +74,7 @@ def write_session_reports(
 
 
 def write_report(report: Report, file: Path) -> list[Path]:
-    """Write the page to ``file``, and ``summary.json`` and a picture beside it.
+    """Write the page to ``file``, and ``summary.json`` beside it.
 
     Return the files, the page first.
 
@@ -85,19 +83,12 @@ def write_report(report: Report, file: Path) -> list[Path]:
     """
     # Sessions without a report need no jinja2.
     from pytest_aorta.report.page.render import render
-    from pytest_aorta.report.timeline import (
-        PICTURE_FILE,
-        schedule_drawing,
-        step_drawing,
-        write_picture,
-    )
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(report))
     table = file.parent / SUMMARY_FILE
     write_json(table, summary(report))
-    pictures = write_picture(report, file.parent / PICTURE_FILE, (schedule_drawing, step_drawing))
-    return [file, table, *pictures]
+    return [file, table]
 
 
 def _append_step_summary(text: str, file: Path) -> list[str]:
@@ -111,20 +102,14 @@ def _append_step_summary(text: str, file: Path) -> list[str]:
     return []
 
 
-def _write_markdown(found: Findings, file: Path, records: Sequence[TestRecord]) -> str:
-    """Write the Markdown, the same findings as data, and the schedules of failed tests; return a line on the files."""
-    from pytest_aorta.report.timeline import schedule_drawing, write_picture
-
-    failed = session_report([record for record in records if record.has_failed], title=_TITLE)
+def _write_markdown(found: Findings, file: Path) -> str:
+    """Write the Markdown, and the same findings as data; return a line on the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, markdown(found, max_bytes=MAX_COMMENT_BYTES))
     write_text(file.with_suffix(FINDINGS_SUFFIX), f"{to_json(found)}\n")
-    pictures = write_picture(failed, file.with_suffix(DRAWN_SUFFIX), (schedule_drawing,))
-    return f"markdown: {', '.join(map(str, [file, *pictures]))}"
+    return f"markdown: {file}"
 
 
-def _write_page(report: Report, file: Path, options: Options) -> str:
-    if not report.has_result:
-        report = replace(report, run=tuple(run_pairs(provenance(options.rootdir), options.command)))
+def _write_page(report: Report, file: Path) -> str:
     written = ", ".join(map(str, write_report(report, file)))
     return "\n".join([*(f"WARNING: {warning}" for warning in report.warnings), f"report: {written}"])

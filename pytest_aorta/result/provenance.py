@@ -18,7 +18,7 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.plan.reference import git
 
 if TYPE_CHECKING:  # ranks import this module, and need no plan
-    from pytest_aorta.plan.reference import AnyReference
+    from pytest_aorta.plan.reference import Reference
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # `git status` of a large repository on a cold network disk takes seconds; the launch must not wait for longer.
@@ -43,6 +43,7 @@ class Provenance(Model, frozen=True):
         branch: the branch that is checked out; None for a detached head.
         dirty: whether a tracked file differs from the commit; None if git gives no answer.
         command: the words of the launching command line, cut to 32 words of 256 characters; empty if unknown.
+        side: the A/B reference that was launched, and how its environment differs; empty for the code under test.
     """
 
     measured_at: UtcTime
@@ -51,6 +52,7 @@ class Provenance(Model, frozen=True):
     branch: str | None = None
     dirty: bool | None = None
     command: list[str] = field(default_factory=list)
+    side: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a time such as month 13, which the type allows."""
@@ -65,18 +67,16 @@ class Provenance(Model, frozen=True):
         return int(datetime.fromisoformat(self.measured_at).timestamp())
 
 
-def provenance(folder: Path, command: Sequence[str] = (), reference: AnyReference | None = None) -> Provenance:
+def provenance(folder: Path, command: Sequence[str] = (), reference: Reference | None = None) -> Provenance:
     """Return the provenance of a launch that has just ended on this host, whose ranks ran in ``folder``.
 
-    An A/B reference at a commit is a clean checkout of this commit. The packages of another environment belong to no
-    known commit.
+    An A/B reference at a commit is a clean checkout of this commit.
     """
     now = time.strftime(UTC_FORMAT, time.gmtime())
-    if reference is None:
-        version = code_version(folder)
-    else:
-        version = reference.commit, None, None if reference.commit is None else False
-    return Provenance(now, block_id(), *version, _stored_command(command))
+    commit = reference.commit if reference else None
+    version = (commit, None, False) if commit else code_version(folder)
+    side = str(reference or "")
+    return Provenance(now, block_id(), *version, _stored_command(command), side)
 
 
 def _stored_command(words: Sequence[str]) -> list[str]:

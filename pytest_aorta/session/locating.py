@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_aorta.common.errors import LaunchError, SpecError
 from pytest_aorta.plan.launch_plan import LaunchRequest
-from pytest_aorta.plan.reference import AnyReference
+from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.series import first_other_weights
@@ -111,7 +111,7 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
 
 
 def locate_not_finite(
-    launcher: Launcher, request: LaunchRequest, version: AnyReference | None, error: LaunchError
+    launcher: Launcher, request: LaunchRequest, version: Reference | None, error: LaunchError
 ) -> list[str]:
     """Return lines on what wrote the first NaN of a failed launch, by launching again; none if this can't be found."""
     step, spec = error.not_finite_step, request.spec
@@ -131,9 +131,7 @@ def locate_not_finite(
 _FINITE = "all values are finite: launches of the same code differ"
 
 
-def _first_operator(
-    launcher: Launcher, request: LaunchRequest, version: AnyReference | None, step: int
-) -> Iterator[str]:
+def _first_operator(launcher: Launcher, request: LaunchRequest, version: Reference | None, step: int) -> Iterator[str]:
     """Yield lines on the operator that wrote the first NaN.
 
     A NaN that a gradient has in one step is in the loss only in the next one, often that of another rank.
@@ -153,7 +151,7 @@ def _first_operator(
 
 
 def _ended(
-    launcher: Launcher, request: LaunchRequest, version: AnyReference | None
+    launcher: Launcher, request: LaunchRequest, version: Reference | None
 ) -> tuple[LaunchError | None, Path | None]:
     """Launch once, and return the error and the run folder, as far as there are any."""
     try:

@@ -94,7 +94,7 @@ def merged_with(
     """
     known = old and old.replace(config={**defaults, **old.config})
     baseline = merged(known, new, marked, options.record.replaces).condensed()
-    if refusal := refusal_of_left_out(baseline, marked, options):
+    if refusal := refusal_of_left_out(baseline, marked):
         reason = f"not recorded, because the launches can't hold what a marker names:\n{refusal}"
         raise BaselineError(f"{new.case}: {reason}")
     return NewBaseline(baseline, digest(old), tuple(detection_lines(baseline, marked, options.max_launches)))

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 from pytest_aorta.common.errors import AortaError, WorkloadFailed
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import VISIBLE_VARIABLES
-from pytest_aorta.plan.options import PYTHON_PREFIX
+from pytest_aorta.plan.side import parse_side
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
@@ -226,6 +226,8 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     facts += [*_changed(comparison), *((note.kind, note.text) for note in notes)]
     if version := next((row.reference.name for row in rows if row.reference.is_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
+        sides = [launch.provenance.side for launch in comparison.facts(Side.REFERENCE)]
+        facts += [("differs", side.removeprefix(f"{version}: ")) for side in sides[-1:] if side not in ("", version)]
     elif comparison.baseline and not (again and again.is_recording):
         facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
     if again is not None:
@@ -285,7 +287,9 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     if is_stored and not again.version and not reasons.isdisjoint(DIFFERS):
         yield "compare", again.command("--aorta-ab=python:PATH")
     good = version or (again.commit[0] if again.commit else "")
-    is_bisectable = again.has_later if version is None else version != "HEAD" and not version.startswith(PYTHON_PREFIX)
+    is_bisectable = again.has_later
+    if version is not None:
+        is_bisectable = version not in ("", "HEAD") and parse_side(version).commit == version
     if Outcome.REGRESSION in outcomes and is_stored and good and is_bisectable:
         yield "find", shlex.join(["aorta", "bisect", good, "HEAD", "--", again.test, *again.options])
     remedy = next((how for reason, how in _REMEDIES.items() if reason in reasons), None)

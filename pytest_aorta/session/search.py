@@ -8,7 +8,8 @@ from typing import TypeAlias
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
 from pytest_aorta.common.model import Commit, Model
 from pytest_aorta.common.text import brief, counted
-from pytest_aorta.plan.reference import CommitReference, References, first_parents, git
+from pytest_aorta.plan.reference import Reference, References, first_parents, git
+from pytest_aorta.plan.side import SideSpec
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import in_pairs, settle
@@ -77,15 +78,16 @@ class Bisection:
         base, *tips = git(self._rootdir, "rev-list", "--parents", "-n1", self.commits[number]).split()[1:]
         return f"$(git merge-base {base[:12]} {tips[0][:12]}) {tips[0][:12]}" if tips else ""
 
-    def commit(self, number: int) -> CommitReference:
+    def commit(self, number: int) -> Reference:
         """Return a commit as a version to launch, counted from the good commit, which is number 0.
 
         Raises:
             SpecError: The commit can't be checked out, or a setup command fails.
         """
-        return self._references.commit(self.commits[number], self.commits[number][:12])
+        commit = self.commits[number]
+        return self._references.side(SideSpec(commit[:12], commit))
 
-    def good(self) -> CommitReference:
+    def good(self) -> Reference:
         """Return the good commit as a version to launch.
 
         Raises:

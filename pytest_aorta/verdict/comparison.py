@@ -140,28 +140,35 @@ class _Comparison(ABC):
         return ""
 
 
+# Of a step that waits for this part of its time, the rest is half of it.
+_DOUBLING_WAIT = 0.5
+
+
 def _gross(row: Row, decision: Decision, center: Value) -> Verdict:
     """Return the verdict on a time of CPU ranks that no marker names: only what noise can't explain is a finding.
 
     Other work on the machine slows steps of a launch. So if steps are slower, the fast ones have to be slower than the
-    slow ones of the other side, also without the time for which ranks waited for a CPU.
+    slow ones of the other side, also without the time for which ranks waited for a CPU. More launches are of no use
+    where these waits alone could double a step.
     """
     is_time = row.metric.scale is Scale.RELATIVE
     slow_ms = max(launch.step_time_ms["p99"] for launch in row.others) if is_time else 0.0
     waits = [launch.cpu_wait for launch in row.launches]
-    least_ms = row.value if isinstance(row.value, float) else 0.0
-    hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
-    if decision.outcome is Outcome.REGRESSION and least_ms > slow_ms:
-        most = max(1.0 if wait is None else wait for wait in waits)
-        if least_ms * (1 - most) > slow_ms:
+    wait = max(1.0 if wait is None else wait for wait in waits)
+    is_left = isinstance(row.value, float) and row.value * (1 - wait) > slow_ms
+    match decision.outcome:
+        case Outcome.REGRESSION if is_left:
             return row.by_decision(decision, center, cause_of(row.metric.name, row.launches, row.others))
-        known = "it is not known how long" if None in waits else f"for {most:.0%} of the time,"
-        hidden = f"{known} ranks waited for a CPU"
-    if decision.outcome in (Outcome.REGRESSION, Outcome.INCONCLUSIVE):
-        return row.not_applicable(Reason.UNMARKED_CPU_TIMES, hidden, row.value, center)
-    if decision.outcome is Outcome.IMPROVED:
-        decision = replace(decision, outcome=Outcome.PASS)
-    return row.by_decision(decision, center, "")
+        case Outcome.PASS | Outcome.IMPROVED:
+            return row.by_decision(replace(decision, outcome=Outcome.PASS), center, "")
+        case None if is_left or wait < _DOUBLING_WAIT:
+            return row.by_decision(decision, center, "")
+    hidden = f"the noise of {counted(decision.launches, 'launch')} hides a change of {row.tolerance}"
+    if None in waits:
+        hidden = "it is not known for how long ranks waited for a CPU"
+    elif wait >= _DOUBLING_WAIT:
+        hidden = f"ranks waited for a CPU for {wait:.0%} of the steps' time, added up"
+    return row.not_applicable(Reason.UNMARKED_CPU_TIMES, hidden, row.value, center)
 
 
 @dataclass(frozen=True)

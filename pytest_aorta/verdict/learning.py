@@ -15,14 +15,13 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
-from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
     MIN_LAUNCHES,
     MIN_LAUNCHES_TO_FAIL,
     RESOLVED_BY,
-    UNSURE,
     Outcome,
     StoredRule,
 )
@@ -38,8 +37,6 @@ _MANY = 10
 
 # Outcomes of a comparison with the stored baseline after which further launches are not asked to show the contrary.
 _SETTLED = (Outcome.NOT_APPLICABLE, Outcome.REGRESSION, Outcome.IMPROVED)
-# The tolerances that a refusal offers.
-_OFFERED = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
 def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options) -> bool:
@@ -69,33 +66,16 @@ def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float, options: 
     return rule.is_settled(options.launches)
 
 
-def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options) -> str:
-    """Return why a baseline can't hold what markers name, and the marker that it holds; empty if it holds all.
+def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance]) -> str:
+    """Return why a baseline can't hold what markers name, with the remedies; empty if it holds all.
 
     The next comparison would fail for such a metric, although nothing has changed.
     """
-    lines = []
-    for name, why in baseline.left_out.items():
-        if name not in marked or marked[name].is_exact:
-            continue
-        held = _held(baseline, metric_of(name, marked[name].direction), marked[name], options)
-        shown = f'write tolerance({name}="{held}"), which these launches can decide, or ' if held else ""
-        lines.append(f"  {name}: {why}")
-        lines.append(f"  next: {shown}take {name} out of the marker; or give --aorta-record=replace,noisy:REASON")
-    return "\n".join(lines)
-
-
-def _held(baseline: Baseline, metric: Metric, tolerance: Tolerance, options: Options) -> Tolerance | None:
-    """Return the smallest offered tolerance that the launches hold by :data:`UNSURE`, since others will be recorded."""
-    launches, case, config = baseline.center_launches, baseline.case, baseline.config
-    comparison = StoredComparison(case, config, baseline, {}, options.max_launches)
-    for offered in _OFFERED:
-        wider = tolerance.replace(value=offered)
-        if offered > LARGEST[metric.scale] or offered <= (tolerance.value or 0):
-            continue
-        if not _problems(metric, offered / UNSURE, launches) and comparison.undecidable(metric, wider) is None:
-            return wider
-    return None
+    return "\n".join(
+        f"  {name}: {why}\n  next: take {name} out of the marker; or give --aorta-record=replace,noisy:REASON"
+        for name, why in baseline.left_out.items()
+        if name in marked and not marked[name].is_exact
+    )
 
 
 class NewBaseline(Model, frozen=True):

@@ -16,12 +16,12 @@ from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_aorta.result.trace import kineto as reading
-from pytest_aorta.result.trace.kineto import overlap_of_cpu, read_trace
+from pytest_aorta.result.trace.kineto import overlap_of_cpu
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled, profiling
 from tests.rank.ranks import own_group
 from tests.unit.builders import as_rank_of, broken_rule, make_plan, make_rank
-from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
+from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, read_trace, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
 CPU = torch.device("cpu")

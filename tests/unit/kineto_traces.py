@@ -15,6 +15,12 @@ ORIGIN_US = 4_423_687_156_865.729
 BASE_NS = 1_790_857_026_000_000_000
 
 
+def read_trace(path: Path) -> dict[str, Any]:
+    """Return the document of a gzipped trace."""
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
+
+
 def event(category: str, name: str, begin_us: float, duration_us: float, thread: Any = TRAINING, **args: Any) -> dict:
     return {
         "ph": "X",

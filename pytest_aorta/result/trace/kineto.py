@@ -1,22 +1,17 @@
-"""Reads Kineto's profiles within limits, and computes what was captured in profiled steps of devices and of CPUs."""
+"""Parses Kineto's profiles within limits, and computes what was captured in profiled steps of devices and of CPUs."""
 
-import gzip
-import io
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias
-
-from msgspec import UNSET, Meta, UnsetType, field
+from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import raised_as, read_bytes, without_collection
-from pytest_aorta.common.model import Model, convert, decode
+from pytest_aorta.common.files import raised_as, without_collection
+from pytest_aorta.common.model import decode
 from pytest_aorta.result.trace.families import (
     COMMUNICATION,
     GLOO,
@@ -29,36 +24,15 @@ from pytest_aorta.result.trace.families import (
 from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, overlap_of, union
 from pytest_aorta.result.trace.profiled_steps import Call, Collective, Profile, joined_calls
 
-# Limits of one rank's trace, packed and unpacked. A step of an 8B model on one rank has about 30 MB with host events.
+# Limits of one rank's trace. A step of an 8B model on one rank has about 30 MB with host events.
 MAX_TRACE_BYTES = 256 << 20
 MAX_TRACE_VALUES = 16_000_000
 # The remedy for a trace that is too large.
 FEWER = "trace fewer steps, or steps with fewer micro-batches"
 
 
-class _Event(Model, frozen=True, forbid_unknown_fields=False):
-    """An event of a Chrome trace as far as it is read; times are in microseconds."""
-
-    ph: str
-    name: str
-    cat: str = ""
-    ts: Annotated[float, Meta(gt=-(1 << 63), lt=1 << 63)] | UnsetType = UNSET
-    dur: Annotated[float, Meta(gt=-(1 << 63), lt=1 << 63)] | UnsetType = UNSET
-    pid: int | str = 0
-    tid: int | str = 0
-    id: int | str = 0
-    args: dict[str, Any] = field(default_factory=dict)
-
-
-class _Trace(Model, frozen=True, forbid_unknown_fields=False):
-    """A Chrome trace as far as it is read."""
-
-    traceEvents: list[_Event]
-    baseTimeNanoseconds: Annotated[int, Meta(gt=-(1 << 63), lt=(1 << 63) - 1)] = 0
-
-
 class TraceError(AortaError, ValueError):
-    """An error in a file that is not a readable trace; the message names the file and the event."""
+    """An error in a trace that can't be parsed; the message names the file and the place."""
 
 
 class TraceTooLarge(TraceError):
@@ -88,46 +62,20 @@ def check_size(path: Path) -> None:
         raise TraceTooLarge(path, num_bytes=num_bytes)
 
 
-def read_trace(path: Path) -> dict[str, Any]:
-    """Return the document of a trace file, gzipped or not, in which every event has a phase and a name.
-
-    Raises:
-        TraceTooLarge: The file has too many bytes or values.
-        TraceError: The file can't be read, is too large when unpacked, or is not a Chrome trace.
-    """
-    if path.exists():
-        check_size(path)
-    with raised_as(TraceError):
-        data = _unzipped(path, read_bytes(path, max_bytes=MAX_TRACE_BYTES))
-    return parse_trace(path, data)
-
-
 @without_collection()
 def parse_trace(path: Path, data: bytes) -> dict[str, Any]:
-    """Return the document of a trace; errors, which are those of :func:`read_trace`, name ``path``."""
+    """Return the document of a trace that torch has written; errors name ``path``.
+
+    Raises:
+        TraceTooLarge: The trace has too many values.
+        TraceError: It is not JSON, as where a program gave an annotation a name that torch does not escape.
+    """
     # A value of two bytes, "[]," for example, takes thirty times as much memory.
     if (num_values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
         raise TraceTooLarge(path, num_values=num_values)
     with raised_as(TraceError):
         document: dict[str, Any] = decode(data, dict[str, Any], str(path), by_hand=False)
-        events = convert(document, _Trace, str(path)).traceEvents
-    for number, event in enumerate(events):
-        if event.ph == "X" and UNSET in (event.ts, event.dur):
-            raise TraceError(f"{path}: $.traceEvents[{number}]: an event of phase X lacks `ts` or `dur`")
     return document
-
-
-def _unzipped(path: Path, data: bytes) -> bytes:
-    if data[:2] != b"\x1f\x8b":
-        return data
-    with raised_as(TraceError, f"{path}: not a whole gzip file: ", (OSError, EOFError, zlib.error)):
-        text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_TRACE_BYTES + 1)
-    if len(text) > MAX_TRACE_BYTES:
-        raise TraceError(
-            f"{path}: {len(data):,} bytes are more than {MAX_TRACE_BYTES:,} bytes when unpacked, which is the limit; "
-            f"{FEWER}"
-        )
-    return text
 
 
 Event: TypeAlias = Mapping[str, Any]
@@ -354,7 +302,7 @@ def collective_of(*names: str) -> Collective:
     return Collective.OTHER
 
 
-def kind_of(kernel: Event) -> Collective:
+def _kind_of(kernel: Event) -> Collective:
     """Return the collective that a kernel served: the requested one if torch recorded it, else by the kernel's name."""
     # RCCL's kernels have generic names, and an all-to-all consists of sends.
     return collective_of(str(kernel["args"].get("Collective name", "")), kernel["name"])
@@ -369,7 +317,7 @@ def _call_of(kernel: Event) -> Call:
     is_known = counts and args.get("Collective name") not in _ON_LISTS
     size = args.get("Group size")
     return Call(
-        kind_of(kernel),
+        _kind_of(kernel),
         " ".join(parts)[:_MAX_GROUP_TEXT],
         size if _is_count(size, 1) and size <= _MAX_GROUP_SIZE else None,
         max(counts) * num_bytes if is_known and num_bytes else None,
@@ -546,7 +494,7 @@ def _lanes(
         begin, end = span_of(event)
         if _is_communication(event, names):
             arrived = begin + waits_ns.get(id(event), 0)
-            spans += [(Lane.WAIT, (begin, arrived)), (kinds.get(id(event)) or kind_of(event), (arrived, end))]
+            spans += [(Lane.WAIT, (begin, arrived)), (kinds.get(id(event)) or _kind_of(event), (arrived, end))]
         else:
             spans.append((Lane.COMPUTE if event["cat"] == "kernel" else Lane.COPY, (begin, end)))
     return _unions(spans)

@@ -1,6 +1,5 @@
 """Every reader of the package, with a strategy for its input and the errors that it may raise."""
 
-import gzip
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,14 +12,11 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from pytest_aorta.result.trace.kineto import read_trace
 from tests.unit.builders import (
     make_plan,
     write_plan_file,
-    write_rank_file,
 )
-from tests.unit.fuzz.mutations import damaged, damaged_bytes, damaged_json
-from tests.unit.kineto_traces import rank_trace
+from tests.unit.fuzz.mutations import damaged_bytes, damaged_json
 
 
 @dataclass(frozen=True)
@@ -93,21 +89,7 @@ def _read_verdict(data: bytes, folder: Path) -> None:
     launch_failure(make_plan(folder), outcome)
 
 
-def _read_trace(data: bytes, folder: Path) -> None:
-    write_rank_file(folder, 0, "trace.json.gz", data)
-    read_trace(folder / "ranks" / "0" / "trace.json.gz")
-
-
-TRACE = json.dumps(rank_trace()).encode()
-TRACES = (
-    damaged(rank_trace()).map(lambda document: gzip.compress(json.dumps(document).encode(), 1))
-    | damaged_bytes(gzip.compress(TRACE, 1), TRACE)
-    | damaged_bytes(TRACE).map(lambda data: gzip.compress(data, 1))
-)
-
-
 READERS = [
     Reader("files of a failed launch", LEFT, _read_left, ()),
     Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),
-    Reader("trace", TRACES, _read_trace),
 ]

@@ -1,4 +1,5 @@
 import os
+import shlex
 from argparse import ArgumentTypeError
 
 import pytest
@@ -19,7 +20,7 @@ VALUES = {
     "gpus": st.integers(0, 10**6),
     "timeout": st.floats(1e-6, 604800),
     "fail_on": st.frozensets(st.sampled_from(FailOn)),
-    "ab": st.text().filter(lambda text: text.strip() and not text.startswith("-") and text != "python:"),
+    "ab": st.text().filter(lambda text: text.strip() and not text.startswith("-") and ":" not in text).map(shlex.quote),
     "launcher": st.sampled_from(BY_NAME["launcher"].choices),
     "profiler": st.just("torch"),
 }
@@ -40,7 +41,7 @@ def test_word_of_a_switch_is_its_flag_and_of_no_verdict_is_none():
 
 INTEGER, SECONDS = "an integer of 0 or more", "a number of seconds above 0 and up to 604800 (a week)"
 FAIL_ON = "a comma-separated list of inconclusive, marked-inconclusive, not-applicable, improved, missing, or none"
-VERSION = "a branch, tag or commit, or python:PATH of another environment's interpreter"
+SIDE = "words of a side, quoted as for a shell: a branch, tag or commit, python:PATH of an"
 RECORD = "replace, noisy:REASON, or replace,noisy:REASON"
 
 
@@ -55,7 +56,7 @@ RECORD = "replace, noisy:REASON, or replace,noisy:REASON"
         ("max_launches", ["1", "13"], "an integer from 2 to 12"),
         ("launches", ["x", "0"], "an integer from 1 to 50"),
         ("record", ["", "noisy:", "noisy: ", "replaced", "replace,", "noisy"], RECORD),
-        ("ab", ["-f", " ", "python:"], VERSION),
+        ("ab", ["-f", " ", "python:", "'", "main v1", "lock:a lock:b", "with:-r", "env:NCCL_ALGO", "env:=1"], SIDE),
     ],
 )
 def test_text_that_is_not_allowed_is_refused_with_what_is(name, texts, allowed):

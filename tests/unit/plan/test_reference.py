@@ -1,5 +1,6 @@
 """Tests of A/B references: worktrees of commits, and other environments."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,17 +11,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.launch.guarded import agent_command, launch_environment
+from pytest_aorta.plan import cache
 from pytest_aorta.plan import reference as worktree
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference
 from pytest_aorta.plan.reference import (
-    CommitReference,
-    EnvironmentReference,
+    Reference,
     References,
     check_reference,
     commit_of,
@@ -28,6 +30,7 @@ from pytest_aorta.plan.reference import (
 )
 from pytest_aorta.plan.workloads import find_workload, read_workload, resolve_config
 from tests.unit.builders import git, make_plan
+from tests.unit.wheels import make_wheel
 
 YAML = """
 description: a toy
@@ -89,9 +92,9 @@ def worktrees(folder: Path) -> list[str]:
     return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")][1:]
 
 
-def commit_reference(references: References) -> CommitReference:
+def commit_reference(references: References) -> Reference:
     reference = references.open()
-    assert isinstance(reference, CommitReference)
+    assert reference.worktree is not None
     return reference
 
 
@@ -148,11 +151,11 @@ def test_setup_commands_run_once_and_their_changes_to_files_stay(opener, tmp_pat
     assert opener("HEAD").open().root != reference.root
 
 
-def entry_of(reference: CommitReference) -> Path:
+def entry_of(reference: Reference) -> Path:
     return reference.worktree.checkout / ".git/worktrees" / reference.worktree.tree.name
 
 
-def killed_while_added(reference: CommitReference, lost: str = "", empty: str = "") -> None:
+def killed_while_added(reference: Reference, lost: str = "", empty: str = "") -> None:
     """Leave what `git worktree add` leaves if it is killed, whose entry is locked and may lack files."""
     entry = entry_of(reference)
     (entry / "locked").write_text("initializing")
@@ -163,7 +166,7 @@ def killed_while_added(reference: CommitReference, lost: str = "", empty: str = 
     (reference.worktree.tree.parent / "ready").unlink()
 
 
-def cloned_anew(reference: CommitReference) -> None:
+def cloned_anew(reference: Reference) -> None:
     checkout = reference.worktree.checkout
     copy = checkout.with_name("copy")
     git(checkout.parent, "clone", "-q", str(checkout), str(copy))
@@ -171,20 +174,20 @@ def cloned_anew(reference: CommitReference) -> None:
     copy.rename(checkout)
 
 
-def another_repository(reference: CommitReference) -> None:
+def another_repository(reference: Reference) -> None:
     shutil.rmtree(reference.worktree.tree)
     git(reference.worktree.tree.parent, "clone", "-q", str(reference.worktree.checkout), str(reference.worktree.tree))
 
 
-def another_commit(reference: CommitReference) -> None:
+def another_commit(reference: Reference) -> None:
     git(reference.worktree.tree, "commit", "--allow-empty", "--message=of a launch")
 
 
-def pruned(reference: CommitReference) -> None:
+def pruned(reference: Reference) -> None:
     shutil.rmtree(entry_of(reference))
 
 
-def inside_of_a_repository(reference: CommitReference) -> None:
+def inside_of_a_repository(reference: Reference) -> None:
     """Let the folders above be the user's own repository, with a change that is not committed."""
     (reference.worktree.tree / ".git").unlink()
     home = next(path for path in reference.worktree.tree.parents if path.name == "cache")
@@ -193,12 +196,12 @@ def inside_of_a_repository(reference: CommitReference) -> None:
     git(home, "add", str(write(home / "notes")))
 
 
-def emptied(reference: CommitReference) -> None:
+def emptied(reference: Reference) -> None:
     shutil.rmtree(reference.worktree.tree)
     reference.worktree.tree.mkdir()
 
 
-LEFT: dict[str, Callable[[CommitReference], None]] = {
+LEFT: dict[str, Callable[[Reference], None]] = {
     "git worktree add was killed": killed_while_added,
     "it was killed before the entry was whole": lambda left: killed_while_added(left, "gitdir commondir HEAD"),
     "it was killed while it wrote the entry": lambda left: killed_while_added(left, empty="commondir"),
@@ -229,7 +232,7 @@ def test_worktree_that_git_does_not_confirm_is_made_again_and_says_so(project, l
         reference = commit_reference(References("HEAD", project, said.append))
         assert (reference.root / "train.py").read_text() == "old"
         assert git(reference.root, "status", "--porcelain") == ""
-    assert [line.partition(": ")[0] for line in said] == [f"{own} is checked out again"]
+    assert [line.partition(": ")[0] for line in said] == [f"{own} is made again"]
     assert not (own / "left").exists()
     assert worktrees(project) == [str(reference.worktree.tree)]
     assert not (home / "notes").exists() or git(home, "status", "--porcelain", "notes") == "A  notes"
@@ -484,10 +487,22 @@ def test_plan_tells_the_commit_and_starts_ranks_without_the_current_folder(opene
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """The interpreter of an environment that a test fills; its torch and pytest_aorta are fakes."""
+    """The interpreter of an environment that finds this one's packages where no package is looked for."""
     command = [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")]
     subprocess.run(command, check=True, timeout=60)
-    return tmp_path / "other/bin/python"
+    (tmp_path / "needed").symlink_to(Path(msgspec.__file__).parents[1])
+    python = tmp_path / "other/bin/python"
+    install(python, "base.pth", str(tmp_path / "needed"))
+    for name, text in [
+        ("toys/__init__.py", ""),
+        ("toys/toy/__init__.py", ""),
+        ("toys/toy/default.yaml", toy_yaml()),
+        ("toys-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n"),
+        ("toys-1.0.dist-info/entry_points.txt", "[aorta.workloads]\ntoy = toys.toy\n"),
+        ("toys-1.0.dist-info/RECORD", "toys/__init__.py,,\ntoys-1.0.dist-info/METADATA,,\n"),
+    ]:
+        install(python, name, text)
+    return python
 
 
 def install(environment: Path, name: str, text: str = "") -> Path:
@@ -495,51 +510,24 @@ def install(environment: Path, name: str, text: str = "") -> Path:
     return write(site_packages / name, text)
 
 
-FAKE_SPEC = """
-from pathlib import Path
-from types import SimpleNamespace
-
-def workload_places(own_dirs):
-    folder = Path(__file__).parents[2] / "toys" / "toy"
-    lost = SimpleNamespace(folder=None, module="lost")
-    return {"toy": [SimpleNamespace(folder=folder, module="toys.toy")], "lost": [lost]}
-"""
-
-
-@pytest.fixture
-def complete(environment: Path) -> Path:
-    for name, text in [
-        ("torch/__init__.py", ""),
-        ("pytest_aorta/__init__.py", ""),
-        ("pytest_aorta/plan/__init__.py", ""),
-        ("pytest_aorta/plan/workloads.py", FAKE_SPEC),
-        ("pytest_aorta/launch/__init__.py", ""),
-        ("pytest_aorta/launch/process/__init__.py", ""),
-        ("pytest_aorta/launch/process/torchrun.py", ""),
-    ]:
-        install(environment, name, text)
-    install(environment, "toys/toy/default.yaml", toy_yaml())
-    return environment
-
-
-def test_other_environment_runs_what_is_installed_there(opener, complete, project, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    reference = opener(f"python:{complete}").open()
+def test_other_environment_runs_what_is_installed_there_with_this_package(opener, environment, project, tmp_path):
+    reference = opener(f"python:{environment}").open()
     spec = read_workload("toy", project / "workloads/toy", "mine.toy")
     there = reference.workload(spec)
     assert (there.module, there.folder.parts[-3:]) == ("toys.toy", ("site-packages", "toys", "toy"))
     plan = make_plan(tmp_path, reference=reference)
     environ = launch_environment(plan, {"PYTHONPATH": "/mine", "PYTHONHOME": "/home"})
     assert {name: environ.get(name) for name in ("PYTHONPATH", "PYTHONHOME", "AORTA_LATE_PATH")} == {
-        "PYTHONPATH": None,
+        "PYTHONPATH": str(reference.harness),
         "PYTHONHOME": None,
         "AORTA_LATE_PATH": f"/mine:{project}",
     }
-    assert agent_command(plan)[0] == str(complete)
+    assert (reference.harness / "pytest_aorta").resolve() == PACKAGE_ROOT
+    assert agent_command(plan)[0] == str(environment)
     assert convert(to_builtins(plan), LaunchPlan, "plan") == plan
 
 
-def test_own_folder_and_script_are_the_same_in_another_environment(opener, complete, project):
+def test_own_folder_and_script_are_the_same_in_another_environment(opener, environment, project):
     reference = opener("python:../../other/bin/python").open()
     assert (reference.python, reference.root) == (str(project / "../../other/bin/python"), project)
     request = request_of(project)
@@ -548,27 +536,21 @@ def test_own_folder_and_script_are_the_same_in_another_environment(opener, compl
     assert at_reference(script, reference) == script
 
 
-def test_workload_that_another_environment_lacks_is_reported(project, tmp_path):
-    reference = EnvironmentReference("python:/x", "/x", project, {"other": (tmp_path, "others.other")})
-    spec = read_workload("toy", project / "workloads/toy", "mine.toy")
-    with pytest.raises(SpecError, match=r"workload 'toy' does not exist at python:/x: it has \['other'\] installed"):
+def test_workload_that_another_environment_lacks_is_reported(opener, environment, project):
+    reference = opener(f"python:{environment}").open()
+    spec = read_workload("absent", project / "workloads/toy", "mine.absent")
+    with pytest.raises(
+        SpecError, match=rf"workload 'absent' does not exist at {reference.name}: it has \[.*'toy'.*inst"
+    ):
         reference.workload(spec)
 
 
-@pytest.mark.parametrize("installed", ["", "torch", "pytest_aorta"])
-def test_environment_that_lacks_a_package_is_reported_with_its_name(opener, environment, installed):
-    if installed:
-        install(environment, f"{installed}/__init__.py")
-    missing = " and ".join(name for name in ("torch", "pytest_aorta") if name != installed)
-    with pytest.raises(SpecError, match=f"--aorta-ab=python:{environment}: {environment} can't import {missing}; "):
-        opener(f"python:{environment}").open()
-
-
-def test_environment_with_another_version_is_refused(opener, complete):
-    [declaration] = complete.parents[1].rglob("plan/workloads.py")
-    declaration.write_text("")
-    with pytest.raises(SpecError, match="is not an interpreter with this version of pytest-aorta: ImportError: cannot"):
-        opener(f"python:{complete}").open()
+def test_environment_that_lacks_a_package_is_reported_with_its_name(opener, environment, tmp_path):
+    (tmp_path / "needed").unlink()
+    for lacking in ("can't import torch; install", "No module named 'msgspec'; install pytest-aorta there"):
+        with pytest.raises(SpecError, match=f"--aorta-ab=python:{environment}: {environment} .*{lacking}"):
+            opener(f"python:{environment}").open()
+        install(environment, "torch/__init__.py")
 
 
 def test_interpreter_that_can_not_be_run_is_reported(opener, project):
@@ -576,8 +558,77 @@ def test_interpreter_that_can_not_be_run_is_reported(opener, project):
         opener("python:/absent/python").open()
     broken = write(project / "python", "#!/bin/sh\necho no such option >&2\nexit 2\n")
     broken.chmod(0o755)
-    with pytest.raises(SpecError, match=r"not an interpreter with this version of pytest-aorta: no such option"):
+    with pytest.raises(SpecError, match=r"can't run this version of pytest-aorta: no such option"):
         opener("python:python").open()
+
+
+@pytest.fixture(params=["pip", "uv"])
+def wheels(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder that packages are installed from."""
+    folder = tmp_path / "wheels"
+    for version in ("1.0", "2.0"):
+        make_wheel(folder, "marked", version)
+    make_wheel(folder, "toys", "2.0", requires=("marked>=2",))
+    if request.param == "uv" and shutil.which("uv", path=cache.command_environment()["PATH"]) is None:
+        pytest.skip("uv is not installed")
+    if request.param == "pip":
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    for name in ("PIP", "UV"):
+        monkeypatch.setenv(f"{name}_NO_INDEX", "1")
+        monkeypatch.setenv(f"{name}_FIND_LINKS", str(folder))
+    return folder
+
+
+def versions_of(reference: Reference) -> dict[str, str]:
+    program = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    known = json.loads(subprocess.run([reference.python, "-c", program], check=True, capture_output=True).stdout)
+    return {name: version for name, version in known.items() if name in ("marked", "toys")}
+
+
+def test_environment_with_a_requirement_is_built_once_and_leaves_its_base_alone(environment, project, wheels):
+    said: list[str] = []
+    side = f"with:toys>=2 python:{environment} env:NCCL_ALGO=Ring"
+    for _ in range(2):
+        reference = References(side, project, said.append).open()
+    assert versions_of(reference) == {"marked": "2.0", "toys": "2.0"}
+    assert versions_of(References(f"python:{environment}", project, print).open()) == {"toys": "1.0"}
+    assert [line.partition(": ")[2] for line in said] == ["an environment is built"]
+    assert "NCCL_ALGO Ring -> unset" in reference.differs
+    plan = make_plan(project, reference=reference)
+    assert launch_environment(plan, {"NCCL_ALGO": "Tree"})["NCCL_ALGO"] == "Ring"
+    # What was killed before it was complete is built again, and so is what was built of other packages.
+    (Path(reference.python).parents[1] / "ready").unlink()
+    assert References(side, project, said.append).open() == reference
+    assert [line.partition(": ")[2] for line in said[1:]] == ["it was not finished", "an environment is built"]
+    install(environment, "more-1.0.dist-info/METADATA", "Name: more\nVersion: 1.0\n")
+    assert References(side, project, said.append).open() != reference
+
+
+def test_environment_is_built_of_a_commits_own_requirements(environment, project, repository, wheels):
+    for version in ("1.0", "2.0"):
+        write(project / "requirements.txt", f"marked=={version}\n")
+        git(repository, "add", "-A")
+        git(repository, "commit", "-qm", version)
+    side = f"HEAD~1 lock:requirements.txt python:{environment}"
+    with pytest.raises(SpecError, match="can't import torch"):
+        References(side, project, print).open()
+    make_wheel(wheels, "needed", "1.0", path=str(wheels.with_name("needed")))
+    reference = References(f"{side} with:needed", project, print).open()
+    assert versions_of(reference) == {"marked": "1.0"}
+    assert (reference.root / "requirements.txt").read_text() == "marked==1.0\n"
+    with pytest.raises(SpecError, match=r"--aorta-ab=lock:absent.txt: there is no file .*/project/absent.txt"):
+        check_reference("lock:absent.txt", project)
+
+
+def test_requirement_that_can_not_be_installed_is_reported_in_the_installers_words(environment, project, wheels):
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"--aorta-ab=with:marked==9.*: with:marked==9: .*marked==9.*setup\.log"):
+            References(f"with:marked==9 python:{environment}", project, print).open()
+
+
+def test_variable_that_no_config_may_set_is_refused(project):
+    with pytest.raises(SpecError, match=r"--aorta-ab=env:LD_PRELOAD=x: env: .*got \['LD_PRELOAD'\], allowed"):
+        check_reference("env:LD_PRELOAD=x", project)
 
 
 @pytest.mark.parametrize(

@@ -62,25 +62,12 @@ def test_page_points_to_nothing_outside_of_itself():
     assert not re.search(r"url\(|@import", page)
 
 
-def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(tmp_path):
+def test_run_of_eight_ranks_is_small_and_has_its_summary_beside_it(tmp_path):
     report = session_report(make_run(tmp_path, tests=3, ranks=8, steps=300), title="run")
-    page, table, picture = write_report(report, tmp_path / "made" / "page.html")
+    page, table = write_report(report, tmp_path / "made" / "page.html")
     assert page.stat().st_size < 500_000
     assert json.loads(table.read_text())["candidate"] == "candidate"
-    assert (table.name, picture.name) == ("summary.json", "timeline.svg")
-    drawn = Elements(picture.read_text())
-    assert drawn.wrong == []
-    assert {"rank 0", "rank 7", "parts", "parts, before", "all gather"} <= {*drawn.texts["text"]}
-
-
-def test_schedules_of_failed_tests_are_drawn_beside_the_markdown(tmp_path):
-    records = make_run(tmp_path, tests=2, ranks=2, steps=20)
-    file = tmp_path / "aorta.md"
-    lines, good = write_session_reports(records, make_options(markdown=file))
-    assert (lines, good) == ([f"markdown: {file}, {file.with_suffix('.svg')}"], True)
-    drawn = Elements(file.with_suffix(".svg").read_text()).texts["text"]
-    assert drawn[0] == f"{records[0].nodeid} fsdp"
-    assert {"all-gather", "all-gather, before", "exposed"} <= {*drawn}
+    assert table.name == "summary.json"
 
 
 # The reports of a session

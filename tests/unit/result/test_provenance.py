@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pytest_aorta.plan.reference import EnvironmentReference
+from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result import provenance as module
 from pytest_aorta.result.provenance import (
     block_id,
@@ -77,10 +77,11 @@ def test_git_does_not_refresh_the_index(repository):
     assert index.read_bytes() == before
 
 
-def test_version_of_another_environment_is_unknown(repository):
-    reference = EnvironmentReference("python:/opt/bin/python", "/opt/bin/python", repository, {})
+def test_another_environment_runs_the_working_tree_and_is_named(repository):
+    reference = Reference("python:/x", "/x", repository, prefix=repository, differs="torch 2.12.1 -> 2.13.0")
     found = provenance(repository, (), reference)
-    assert (found.commit, found.branch, found.dirty) == (None, None, None)
+    assert (found.commit, found.branch) == code_version(repository)[:2]
+    assert found.side == "python:/x: torch 2.12.1 -> 2.13.0"
 
 
 def test_provenance_is_of_now_and_of_this_host(repository):

@@ -12,7 +12,7 @@ from pytest_aorta.verdict.environment import TEST_HOOK_KEY, changed_settings, id
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Reason
+from pytest_aorta.verdict.verdicts import Open, Reason
 from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stamp, stored, with_p50
 from tests.unit.verdict.compared import (
     CONFIG,
@@ -205,8 +205,17 @@ def test_gross_changes_of_unmarked_times_of_cpu_ranks_are_found(launch, recorded
     assert tuple(row.outcome for row in rows) == expected
     assert [row.fails([Outcome.NOT_APPLICABLE]) for row in rows] == [one is Outcome.REGRESSION for one in expected]
     assert "step_time_p50" not in outcomes(verdicts)
+    if launch.cpu_wait != 0:
+        assert all("waited for a CPU" in row.detail for row in rows if row.not_applicable)
     if expected[1] is Outcome.REGRESSION:
         assert rows[1].detail == "the others wait for rank 1; look for what this rank alone does"
+
+
+@pytest.mark.parametrize(("cpu_wait", "is_open"), [(0.1, True), (1.5, False)])
+def test_further_launches_are_not_asked_for_where_waits_for_a_cpu_could_double_a_step(cpu_wait, is_open):
+    noisy = [quick(factor * 10.0) for factor in (1.0, 3.0, 1.2, 2.5)]
+    verdicts = check(quick(18.0, cpu_wait=cpu_wait), baseline=make_baseline(launches=stored(*noisy)), max_launches=5)
+    assert isinstance(verdicts["step_time_p10"].state, Open) is is_open
 
 
 def test_stored_launches_of_one_cpu_block_are_compared_later_too():

@@ -1,16 +1,11 @@
 """Events of a trace: files, boundaries between steps, waits of the host, and names of collectives."""
 
-import gzip
-import json
-
 import pytest
 
 from pytest_aorta.result.trace.kineto import (
-    TraceError,
     collective_of,
     events_and_boundaries,
     find_blocking_call,
-    read_trace,
     steps_alone,
 )
 from tests.unit.kineto_traces import BACKWARD, boundary, event, kernel, overlap_with_host, trace
@@ -38,24 +33,6 @@ def test_kept_trace_has_the_steps_alone_and_reads_the_same():
     assert "late" not in names
     assert {"process_name", ALL_GATHER, "cudaLaunchKernel"} <= set(names)
     assert overlap_with_host(alone) == overlap_with_host(whole)
-
-
-def test_trace_is_read_gzipped_or_not_and_anything_else_is_refused(tmp_path):
-    document = trace(boundary(0))
-    plain, packed, other = tmp_path / "plain.json", tmp_path / "packed.json.gz", tmp_path / "other.json"
-    plain.write_text(json.dumps(document))
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_trace(plain) == read_trace(packed) == document
-    for content, message in ([], "Expected `object`, got `array`"), (without_duration(), r"traceEvents\[1\].*lacks"):
-        other.write_text(json.dumps(content))
-        with pytest.raises(TraceError, match=message):
-            read_trace(other)
-
-
-def without_duration():
-    document = trace(boundary(0), boundary(1))
-    del document["traceEvents"][1]["dur"]
-    return document
 
 
 LAUNCH = event("cuda_runtime", "cudaLaunchKernel", 5, 1, correlation=9)

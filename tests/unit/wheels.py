@@ -1,0 +1,27 @@
+"""Wheels of packages that tests install: a module with the version, and requirements."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def make_wheel(
+    folder: Path, name: str, version: str, text: str = "", requires: Sequence[str] = (), path: str = ""
+) -> Path:
+    """Write the wheel of a package whose module is its version and ``text``, with an entry of the search path."""
+    info = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    files = {
+        f"{name}.py": f"VERSION = {version!r}\n{text}",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    if path:
+        files[f"{name}.pth"] = path
+    record = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file, content in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(file, content)
+    return path
