@@ -92,9 +92,7 @@ class ForkServers:
         if server is None:
             server = self._servers[slot] = ForkServer(plan, self._environ, key)
         on_gpu = plan.world.device in ACCELERATED
-        server.prepare(
-            plan.spec.preload if plan.spec else (), launch_environment(plan, self._environ) if on_gpu else None
-        )
+        server.prepare(plan.preload, launch_environment(plan, self._environ) if on_gpu else None)
         return server
 
 

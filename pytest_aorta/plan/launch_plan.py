@@ -82,6 +82,24 @@ def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
     return settings
 
 
+class FunctionCall(Model, frozen=True):
+    """A function of a module that each rank calls.
+
+    Attributes:
+        module: Name under which pytest has imported the module.
+        name: Qualified name of the function in the module.
+        arguments: File of the arguments, in the format of ``result/values.py``.
+        search_path: The path on which pytest looks for modules.
+        init: Whether the rank joins the default process group before the call.
+    """
+
+    module: str
+    name: str
+    arguments: Path
+    search_path: tuple[str, ...]
+    init: bool = True
+
+
 class LaunchRequest(ScriptSettings, frozen=True):
     """A request to run a workload with a config, or a script with arguments.
 
@@ -93,6 +111,7 @@ class LaunchRequest(ScriptSettings, frozen=True):
         script: Path ending in ``.py`` or dotted module; the program of a command; None for a workload.
         args: Arguments of the script or of the program.
         starts_ranks: Whether the program starts its ranks by itself.
+        function: The function of the script that ranks call; None if they run the whole script.
     """
 
     name: str
@@ -101,6 +120,7 @@ class LaunchRequest(ScriptSettings, frozen=True):
     script: str | None
     args: tuple[str, ...]
     starts_ranks: bool = False
+    function: FunctionCall | None = None
 
 
 class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
@@ -184,6 +204,12 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
             return path
         copied = self.copy / path.relative_to(self.cwd)
         return copied if copied.exists() else path
+
+    @property
+    def preload(self) -> Sequence[str]:
+        """The modules that a fork server imports before it forks the ranks."""
+        # The module of the function imports pytest, and no code of the user is imported before the fork.
+        return ("pytest",) if self.function else self.spec.preload if self.spec else ()
 
     @property
     def program(self) -> str | None:

@@ -115,8 +115,7 @@ class Report:
     """The content of a report.
 
     ``candidate`` and ``reference`` are the names of the two sides. ``num_launches`` counts all launches, and
-    ``num_failed_launches`` those of them that left no valid result. ``run`` identifies the version of a run that left
-    no result, as labels with values. ``created_at`` is in UTC.
+    ``num_failed_launches`` those of them that left no valid result. ``created_at`` is in UTC.
     """
 
     title: str
@@ -126,18 +125,12 @@ class Report:
     warnings: tuple[str, ...] = ()
     num_launches: int = 0
     num_failed_launches: int = 0
-    run: tuple[tuple[str, str], ...] = ()
     created_at: str = field(default_factory=lambda: time.strftime(UTC_FORMAT, time.gmtime()))
 
     @property
     def cases(self) -> list[Case]:
         """Return the comparisons of all tests."""
         return [case for test in self.tests for case in test.cases]
-
-    @property
-    def has_result(self) -> bool:
-        """Return whether a launch left a result that could be read."""
-        return any(case.candidate or case.reference for case in self.cases)
 
     @property
     def final(self) -> tuple[TestRecord, ...]:

@@ -1,7 +1,7 @@
 """Drawings of a report in rows of bars, as SVG and for the page.
 
 A drawing shows what each rank's streams did in a step, how the step's graph of streams plays on the nominal machine,
-the waits of ranks step by step, or where weights differ.
+or the waits of ranks step by step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 
 from pytest_aorta.report.data import Case, Launch
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import hashes_by_name
 from pytest_aorta.result.trace.overlap import Intervals, Lane, Part, difference, intersection, union
 from pytest_aorta.result.trace.profiled_steps import Collective
 from pytest_aorta.result.trace.schedule import Schedule
@@ -45,7 +44,6 @@ _COLORS: dict[str, str] = {
 BEFORE = ", before"
 # Beyond, neighboring steps of waits share a bar.
 _MOST_STEPS = 120
-_MOST_PARAMETERS = 40
 _MOST_ARROWS = 40
 _Spans: TypeAlias = Sequence[tuple[float, float]]
 
@@ -81,8 +79,7 @@ class Drawing:
 
     Attributes:
         begin, end: The range that the rows cover.
-        unit: Of the range; also of each of ``ticks``.
-        ticks: What is written below each unit of the range; empty for numbers.
+        unit: Of the range.
         arrows: A place in the range, and the rows from which and to which an arrow points there.
     """
 
@@ -90,15 +87,18 @@ class Drawing:
     end: float
     begin: float = 0.0
     unit: str = "ms"
-    ticks: Sequence[str] = ()
     arrows: Sequence[tuple[float, int, int]] = ()
 
 
 def schedule_drawing(case: Case) -> Drawing | None:
-    """Return the schedules of both sides on the nominal machine, of the first ranks; None without a schedule."""
+    """Return the schedules of both sides on the nominal machine, of the first ranks, or one if they are equal.
+
+    None without a schedule.
+    """
     sides = ([launch.facts for launch in case.candidate], case.others)
     groups = [[group.schedule for facts in side for group in facts.schedules] for side in sides]
-    return drawn_schedules([next((one for one in found if one.issued), None) for found in groups])
+    here, there = (next((one for one in found if one.issued), None) for found in groups)
+    return drawn_schedules([here] if here == there else [here, there])
 
 
 def drawn_schedules(schedules: Sequence[Schedule | None]) -> Drawing | None:
@@ -195,31 +195,6 @@ def waits_drawing(case: Case) -> Drawing | None:
     spans = [(first + begin, first + end) for begin, end in pairwise(edges)]
     rows = [Row(f"rank {rank}", [Bars("waiting", spans, row.tolist())]) for rank, row in enumerate(means_ms)]
     return Drawing(rows, first + count, first, "step")
-
-
-def weights_drawing(case: Case) -> Drawing | None:
-    """Return after which steps the hashes of parameters differ from the other side's; None where none do."""
-    sides = ([launch.facts for launch in case.candidate], case.others)
-    known = (max(side, key=_num_hashed).series if side else [] for side in sides)
-    for here, there in zip(*known, strict=False):
-        steps = sorted(here.parameters.keys() & there.parameters.keys(), key=int)
-        hashes = [hashes_by_name(here, there, step) for step in steps]
-        differs = {name: [one.get(name) != other.get(name) for one, other in hashes] for name in here.names}
-        rows = [Row(name, _cells(cells)) for name, cells in differs.items() if any(cells)]
-        if rows:
-            return Drawing(rows[:_MOST_PARAMETERS], len(steps), unit="after step", ticks=steps)
-    return None
-
-
-def _num_hashed(facts: LaunchFacts) -> int:
-    return sum(len(series.parameters) for series in facts.series)
-
-
-def _cells(differs: Sequence[bool]) -> list[Bars]:
-    places: dict[str, list[tuple[float, float]]] = {"differs": [], "equal": []}
-    for place, cell in enumerate(differs):
-        places["differs" if cell else "equal"].append((place, place + 1))
-    return [Bars(kind, spans) for kind, spans in places.items()]
 
 
 _WIDTH, _LEFT, _ROW, _GAP, _LINE, _LETTER = 960, 150, 14, 2, 18, 6

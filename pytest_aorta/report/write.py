@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,9 +11,8 @@ from pytest_aorta.common.model import to_json
 from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
 from pytest_aorta.report.data import Report, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, Findings, findings, markdown
-from pytest_aorta.report.provenance import run_pairs
 from pytest_aorta.report.summary import summary
-from pytest_aorta.result.provenance import code_version, provenance
+from pytest_aorta.result.provenance import code_version
 from pytest_aorta.session.record import TestRecord
 
 SUMMARY_FILE = "summary.json"
@@ -65,7 +63,7 @@ def write_session_reports(
         lines += _append_step_summary(markdown(found), Path(step_summary))
     reports: tuple[tuple[Path | None, Callable[[Path], str]], ...] = (
         (options.markdown, lambda file: _write_markdown(found, file)),
-        (options.report, lambda file: _write_page(session_report(records, title=_TITLE, lost=lost), file, options)),
+        (options.report, lambda file: _write_page(session_report(records, title=_TITLE, lost=lost), file)),
     )
     for file, write in reports:
         try:
@@ -112,8 +110,6 @@ def _write_markdown(found: Findings, file: Path) -> str:
     return f"markdown: {file}"
 
 
-def _write_page(report: Report, file: Path, options: Options) -> str:
-    if not report.has_result:
-        report = replace(report, run=tuple(run_pairs(provenance(options.rootdir), options.command)))
+def _write_page(report: Report, file: Path) -> str:
     written = ", ".join(map(str, write_report(report, file)))
     return "\n".join([*(f"WARNING: {warning}" for warning in report.warnings), f"report: {written}"])

@@ -299,7 +299,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
         rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
-        late_ms=_short(least_lags_ms(result.collective_ms)),
+        late_ms=_short(_least_lags_ms(result.collective_ms)),
         memory_bytes=in_use,
         memory_growth_bytes=_short(
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
@@ -412,7 +412,7 @@ def rank_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
     return [float(lag) for lag in np.where(is_clear, np.median(by_step, axis=1), 0.0)] if by_step.size else []
 
 
-def least_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
+def _least_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
     """Return the lag of each rank that nine steps of ten exceed, 0 at least, so that no disturbance of some counts."""
     by_step = _lags_by_step_ms(collective_ms)
     return np.maximum(np.quantile(by_step, 0.1, axis=1), 0.0).tolist() if by_step.size else []

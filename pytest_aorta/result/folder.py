@@ -38,6 +38,7 @@ COPY_FOLDER: Final = "copy"
 PID_FILE: Final = "pid"
 # Empty; a rank leaves this file when its script, or the workload's run(), has returned.
 RETURNED_FILE: Final = "returned"
+VALUE_FILE: Final = "value.safetensors"
 PROGRESS_FILE: Final = "progress"
 OUTPUT_LOG: Final = "output.log"
 STACKS_FILE: Final = "stacks.txt"

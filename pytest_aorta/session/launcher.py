@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
@@ -25,17 +26,20 @@ from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER
+from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER, VALUE_FILE, rank_folders
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
+from pytest_aorta.result.sensors import PlatformFacts
 from pytest_aorta.result.trace.kept import traces_note
+from pytest_aorta.result.values import read_value
 from pytest_aorta.session.record import LaunchNote, RunningTest
 
 if TYPE_CHECKING:
     from pytest_aorta.session.session import Session, TestSpec
 
 
+T = TypeVar("T")
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 
 
@@ -95,10 +99,11 @@ class Launcher:
         """Return the time limit of one launch, in seconds."""
         return self.spec.timeout_s or self.session.options.timeout
 
-    def first(self, size: int) -> Launcher:
+    def first(self, size: int, timeout_s: float | None = None) -> Launcher:
         """Return a launcher of the first ranks of this world, whose launches are those of this test too."""
         part = copy(self)
         part.world = self.world.first(size)
+        part.spec = dataclasses.replace(self.spec, timeout_s=timeout_s or self.spec.timeout_s)
         return part
 
     def shared_folder(self) -> Path:
@@ -136,10 +141,19 @@ class Launcher:
         return first is not None and second is not None and self.launches.index(first) < self.launches.index(second)
 
     def require_ranks(self, workload: str, least: int) -> None:
-        """End a test that asks for all GPUs of the run if a workload needs more ranks than these."""
-        takes_all = self.world.device != DeviceKind.CPU and self.spec.world.size == ALL_DEVICES
-        if takes_all and self.world.size < least:
+        """End a test that asks for all GPUs of the run if a workload needs more ranks than these.
+
+        Raises:
+            SpecError: The test asks for fewer ranks than the workload needs.
+        """
+        if self.world.size >= least:
+            return
+        if self.world.device != DeviceKind.CPU and self.spec.world.size == ALL_DEVICES:
             self.test.lacks(f"workload {workload!r} needs at least {least} GPUs, {self.world.size} given")
+        raise SpecError(
+            f"workload {workload!r} needs at least {least} ranks, and this world has {self.world.size}: fewer have "
+            f"nothing to shard or to communicate; ask for more, by world(size={least}) or --nproc {least}"
+        )
 
     def launch(self, request: LaunchRequest, version: Reference | None = None) -> Launch:
         """Launch a request once, in the code under test or in another version.
@@ -150,10 +164,28 @@ class Launcher:
             LaunchError: A rank failed; the message names the rank that failed first.
             ResultError: The ranks left no valid result.
         """
+        self.launches.append(Launch(request, *self._started(request, version, collect_result)))
+        return self.launches[-1]
+
+    def call(self, request: LaunchRequest) -> list[Any]:
+        """Launch the function of a request, and return the value of each rank.
+
+        Raises:
+            LeaseError, LaunchError, ResultError: As in :meth:`launch`.
+        """
+        return self._started(request, None, _values)[-1]
+
+    def _started(
+        self,
+        request: LaunchRequest,
+        version: Reference | None,
+        collect: Callable[[LaunchPlan, LaunchOutcome, PlatformFacts | None], T],
+    ) -> tuple[LaunchPlan, LaunchOutcome, T]:
+        """Launch a request, and return what ``collect`` reads of a launch whose ranks have succeeded."""
         self.test.check()
         self._refuse_several_nodes(version, request.fresh)
         launched = at_reference(request, version) if version else request
-        note, plan = LaunchNote(), None
+        note, plan = LaunchNote(measures=request.function is None), None
         try:
             plan = self._plan(launched, version)
             if plan.copy is not None and not plan.copy.exists():
@@ -169,8 +201,8 @@ class Launcher:
                 outcome = self.session.launchers.launch(plan)
             on_device = plan.world.device != DeviceKind.CPU
             traces = traces_note(plan.run_dir, on_device=on_device) if plan.profiler else ()
-            note = LaunchNote(
-                outcome.wall_s,
+            note = note.replace(
+                wall_s=outcome.wall_s,
                 traces=traces,
                 folder=str(plan.run_dir),
                 failure=(failure := launch_failure(plan, outcome)),
@@ -178,8 +210,8 @@ class Launcher:
             if failure:
                 step = failure.not_finite.step if failure.not_finite else None
                 raise LaunchError(failure.text, failure.kind, failure.rank, plan.run_dir, step)
-            result = collect_result(plan, outcome, watch.platform_facts)
-            if plan.profiler is not None and not traces:
+            result = collect(plan, outcome, watch.platform_facts)
+            if plan.profiler is not None and not traces and isinstance(result, WorkloadResult):
                 raise ResultError(
                     f"profiler {plan.profiler} left no trace in {plan.run_dir}: "
                     + (result.facts.description.overlap_problem or f"read {AGENT_LOG} there, or call capture_overlap()")
@@ -189,8 +221,7 @@ class Launcher:
             self.test.launched(note)
             if plan is not None and plan.copy is not None and plan.copy not in self._shared_copy:
                 shutil.rmtree(plan.copy, ignore_errors=True)
-        self.launches.append(Launch(request, plan, outcome, result))
-        return self.launches[-1]
+        return plan, outcome, result
 
     def repeat(self, launch: Launch, *, reference: bool = False, **changes: Any) -> Launch:
         """Repeat a launch, or launch its A/B reference, with changes of the request.
@@ -228,7 +259,8 @@ class Launcher:
             run_dir = create_numbered_folder(self._run_base, slug(request.name, max_length=40))
         # A fork server can start ranks on its own host only.
         is_local = self.world.nodes == 1
-        preferred = options.launcher if warm is None else _WARM[warm]
+        # A function takes milliseconds, so it is started from the fork server unless the test declines.
+        preferred = options.launcher if warm is None and not request.function else _WARM[warm is not False]
         if request.starts_ranks:
             preferred = LauncherKind.TORCHRUN
         return LaunchPlan(
@@ -246,6 +278,10 @@ class Launcher:
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )
+
+
+def _values(plan: LaunchPlan, _outcome: object, _facts: object) -> list[Any]:
+    return [read_value(folder / VALUE_FILE) for folder in rank_folders(plan.run_dir, plan.world.ranks)]
 
 
 @contextmanager

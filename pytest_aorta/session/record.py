@@ -107,6 +107,7 @@ class LaunchNote(Model, frozen=True):
     Attributes:
         wall_s: Duration in seconds; 0 if the launch did not end.
         has_result: Whether the launch left a valid result.
+        measures: Whether a result can be compared; the values of a function are the test's own.
         traces: Notes on the files that a profiler left.
         folder: The run folder; empty if the launch did not end.
         failure: The diagnosis of a launch that failed.
@@ -114,6 +115,7 @@ class LaunchNote(Model, frozen=True):
 
     wall_s: float = 0.0
     has_result: bool = False
+    measures: bool = True
     traces: tuple[str, ...] = ()
     folder: str = ""
     failure: LaunchFailure | None = None
@@ -217,9 +219,9 @@ class TestRecord(Model, frozen=True):
 
     @property
     def compared_nothing(self) -> bool:
-        """Return True if the test launched something and did not fail, without a comparison or a new baseline."""
+        """Return True if the test measured something and did not fail, without a comparison or a new baseline."""
         has_compared = any(comparison.rows or comparison.new for comparison in self.comparisons)
-        return not self.has_failed and bool(self.launches) and not has_compared
+        return not self.has_failed and any(launch.measures for launch in self.launches) and not has_compared
 
     @property
     def is_skipped(self) -> bool:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import asdict
 
 from pytest_aorta.common.errors import LaunchError, SpecError
+from pytest_aorta.common.files import create_numbered_folder, raised_as
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
-from pytest_aorta.plan.launch_plan import LaunchRequest, script_settings
+from pytest_aorta.plan.launch_plan import FunctionCall, LaunchRequest, script_settings
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, check_environment, find_workload, resolve_config
+from pytest_aorta.result.folder import VALUE_FILE
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.values import write_value
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.locating import locate_not_finite
 
@@ -125,6 +129,62 @@ class DistributedWorld:
         name = next((Path(word).name for word in words if word.endswith(".py")), Path(words[0]).name)
         settings = {"record": record or {}, "fresh": fresh}
         return self._run_words(name, words, environment, settings, starts_ranks=True)
+
+    def run_function(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        size: int | None = None,
+        timeout_s: float | None = None,
+        init: bool = True,
+    ) -> list[Any]:
+        """Call a function of the test file in each rank, and return what the ranks return, in order.
+
+        Ranks are new processes, from the fork server unless the test's ``world`` marker has ``warm=False``. They import
+        the function by its name. Arguments and returned values are JSON values and tensors, which arrive on the CPU;
+        tuples arrive as lists.
+
+        Args:
+            function: A function that is defined at the level of a module or in a class.
+            args: Its arguments.
+            size: Number of ranks, the first ones of the test's world; all by default.
+            timeout_s: Time limit in seconds, in place of the test's.
+            init: Whether ranks join the default process group before, and take their device.
+
+        Raises:
+            SpecError: The function can't be found by its name, or an argument is not allowed; nothing was started.
+            LaunchError: A rank has raised an error; the message has the first one, with its traceback, and the others.
+            LeaseError, ResultError: As in :meth:`run`.
+        """
+        name, world = getattr(function, "__qualname__", repr(function)), self.launcher.world
+        module = sys.modules.get(getattr(function, "__module__", None) or "")
+        try:
+            found = attrgetter(name)(module)
+        except AttributeError:
+            found = None
+        if found is not function or not (file := getattr(module, "__file__", None)):
+            raise SpecError(
+                f"run_function: {name} is not found by this name in its module, from which ranks import it; define it "
+                f"by def at the level of the module or in a class, and pass what it needs as arguments"
+            )
+        size = world.size if size is None else size
+        if not 0 < size <= world.size or (size < world.size and world.nodes > 1):
+            raise SpecError(
+                f"run_function: size is {size!r}, allowed is 1 to {world.size}, and all ranks of several nodes"
+            )
+        if timeout_s is not None and not timeout_s > 0:
+            raise SpecError(f"run_function: timeout_s is {timeout_s!r}, allowed are seconds above 0")
+        if world.simulated:
+            self.launcher.test.lacks(f"function {name}: simulated ranks exchange nothing")
+        arguments = create_numbered_folder(self.launcher.shared_folder(), "arguments") / VALUE_FILE
+        with raised_as(SpecError, f"run_function: {name}: ", TypeError):
+            write_value(arguments, args, "args")
+        call = FunctionCall(
+            function.__module__, name, arguments, tuple(str(Path(entry).absolute()) for entry in sys.path), init
+        )
+        request = LaunchRequest(name, None, {}, str(file), (), function=call)
+        return self.launcher.first(size, timeout_s).call(request)
 
     def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.

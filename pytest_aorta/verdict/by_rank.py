@@ -34,7 +34,7 @@ _ORDER = (Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS)
 
 
 @dataclass(frozen=True)
-class CostChange:
+class _CostChange:
     """A cost of one rank on both sides, part by part.
 
     Attributes:
@@ -125,16 +125,18 @@ def varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
 
 def cost_changes(
     launch: LaunchFacts, others: Sequence[LaunchFacts], cost: Cost, left_out: set[str]
-) -> list[CostChange]:
+) -> list[_CostChange]:
     """Return a cost of each rank beside that of the last launch of the other side, without parts to leave out."""
     here, there = (by_rank(side.costs, cost) or {} for side in (launch, others[-1]))
     return [
-        CostChange(rank, *({name: side[rank][name] for name in side[rank].keys() - left_out} for side in (there, here)))
+        _CostChange(
+            rank, *({name: side[rank][name] for name in side[rank].keys() - left_out} for side in (there, here))
+        )
         for rank in sorted(here.keys() & there.keys())
     ]
 
 
-def _text(row: Row, cost: Cost, worst: CostChange, changes: Sequence[CostChange]) -> str:
+def _text(row: Row, cost: Cost, worst: _CostChange, changes: Sequence[_CostChange]) -> str:
     """Return what came and what went on the worst rank, and the ranks on which it did unless it did on all of them."""
     parts = worst.parts
     named = list(parts)[:_MOST_NAMED]
@@ -157,7 +159,7 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes:+,} B" if abs(num_bytes) < 10_000 else f"{num_bytes / 1e6:+.4g} MB"
 
 
-def _part(row: Row, cost: Cost, change: CostChange, name: str) -> str:
+def _part(row: Row, cost: Cost, change: _CostChange, name: str) -> str:
     more = change.parts[name]
     sign = "+" if more > 0 else "-"
     match cost:
@@ -181,7 +183,7 @@ def _part(row: Row, cost: Cost, change: CostChange, name: str) -> str:
 
 
 def place_of(
-    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], change: CostChange, cost: Cost, name: str
+    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], change: _CostChange, cost: Cost, name: str
 ) -> str:
     """Return the place of most calls that came or went, and how many others there are; empty if it is not known."""
     placed_as = _PLACED_AS.get(cost, cost)

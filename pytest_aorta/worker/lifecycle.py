@@ -22,17 +22,19 @@ from msgspec import Meta
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as
 from pytest_aorta.common.model import Count, Milliseconds, Model, Name, convert, to_builtins, write_json_rows
-from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
+from pytest_aorta.plan.launch_plan import FunctionCall, LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.result.facts import PYTHON_TRACER
-from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE, RETURNED_FILE
+from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE, RETURNED_FILE, VALUE_FILE
 from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.values import write_value
 from pytest_aorta.worker.accelerator import has_graphs
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.first_step import FirstStep
+from pytest_aorta.worker.functions import call_function
 from pytest_aorta.worker.groups import keep_groups
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recording
@@ -52,7 +54,9 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     called before any collective of the harness.
     """
     plan = _begin(run_dir)
-    if plan.program:
+    if plan.function:
+        _run_function(plan, plan.function, folder, leave)
+    elif plan.program:
         _run_program(plan, plan.program, folder, leave)
     else:
         assert plan.spec is not None  # since the plan has no program
@@ -62,7 +66,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
 def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[], None]) -> None:
     """Run a script or a module, which may record its steps itself."""
     pid = os.getpid()
-    record_script(plan.record or StepRecording())
+    _record_script(plan.record or StepRecording())
     given = dict(os.environ)
     has_left = _run_script(program, list(plan.args))
     # A script may clear its environment.
@@ -79,6 +83,17 @@ def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[
         os._exit(0)
     if recording.steps.end_together:
         _leave_process_groups()
+
+
+def _run_function(plan: LaunchPlan, call: FunctionCall, folder: Path, leave: Callable[[], None]) -> None:
+    """Call a function of a test file and write the value that it returns, which is the rank's result."""
+    value = call_function(call, Path(plan.program or ""))
+    _leave_returned(folder)
+    write_value(folder / VALUE_FILE, value, f"{call.name}()")
+    leave()
+    (folder / RESULT_FILE).touch()
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def _recorded(plan: LaunchPlan) -> RankResult:
@@ -194,7 +209,7 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
     Neither waits for other ranks: the command decides when each of them ends.
     """
     plan = _begin(run_dir)
-    record_script(plan.record or StepRecording())
+    _record_script(plan.record or StepRecording())
 
     def write_result() -> None:
         _leave_returned(folder)
@@ -251,7 +266,7 @@ def _load_workload(spec: WorkloadSpec) -> Any:
     return found
 
 
-def record_script(record: StepRecording) -> None:
+def _record_script(record: StepRecording) -> None:
     """Record the steps of the script that runs next in this process; set seeds and deterministic algorithms if asked.
 
     Each rank has a seed of its own, so that ranks that draw their data draw different data.

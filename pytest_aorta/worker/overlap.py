@@ -177,7 +177,7 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
     )
 
 
-def count_step(step: Callable[[], object], device: torch.device) -> Costs:
+def _count_step(step: Callable[[], object], device: torch.device) -> Costs:
     """Run ``step`` once and return its costs on this rank, or why they can't be counted; collective."""
     try:
         return _counted(step, device)[1]
@@ -374,13 +374,13 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
         RuntimeError, ValueError: As in :func:`capture_overlap`, unless ``num_steps`` is 0.
     """
     if is_simulated():  # nothing is exchanged that could be hidden
-        return result.replace(costs=count_step(step, device))
+        return result.replace(costs=_count_step(step, device))
     if num_steps:
         capture, costs = _captured(step, num_steps, device, timed_ms=median(result.step_times_ms))
         return result.with_profile(capture).replace(costs=costs)
     if _asked_trace_path() is not None:
         return result.replace(costs=_captured(step, TRACED_STEPS, device)[1])
-    return result.replace(costs=count_step(step, device))
+    return result.replace(costs=_count_step(step, device))
 
 
 def _profile(

@@ -3,7 +3,7 @@ const aortaCharts = (data) => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const { color } = aortaTheme;
   const drawn = new Map();
-  const kinds = { steps, loss: curves, grad_norm: curves, timeline: bars, schedule: bars, waits: bars, weights: bars };
+  const kinds = { steps, loss: curves, grad_norm: curves, timeline: bars, schedule: bars, waits: bars };
   // Values whose largest is so many times the smallest are drawn on a logarithmic axis.
   const FAR_APART = 3;
 
@@ -195,7 +195,7 @@ const aortaCharts = (data) => {
 
   // Rows of bars over milliseconds or steps. The strength of a bar's color is its value, where bars have values.
   function bars(plots, canvas, figure) {
-    const { rows, begin, end, unit, ticks, arrows } = plots[figure.dataset.kind];
+    const { rows, begin, end, unit, arrows } = plots[figure.dataset.kind];
     const middles = [];
     const most = rows.reduce((found, row) => row.bars.reduce((high, { values }) => values.reduce((a, b) => Math.max(a, b), high), found), 0);
     const blocks = [];
@@ -220,8 +220,10 @@ const aortaCharts = (data) => {
     const shown = marks.filter((mark, place) => place % every === 0);
     // As the range, the names are an attribute of the figure.
     figure.dataset.named = shown.map(({ name }) => name).join(", ");
-    const room = Math.min(canvas.clientWidth * 0.36, 24 + 6.6 * Math.max(...shown.map(({ name }) => name.length)));
-    const fitting = (name) => name.length > (room - 24) / 6.4 ? `\u2026${name.slice(-Math.floor((room - 24) / 6.4))}` : name;
+    const room = Math.min(canvas.clientWidth * 0.46, 24 + 6.6 * Math.max(...shown.map(({ name }) => name.length)));
+    // Names of parameters differ at their begin, and end alike.
+    const letters = Math.floor((room - 24) / 6.4), head = Math.floor(letters / 2);
+    const fitting = (name) => name.length > letters ? `${name.slice(0, head)}\u2026${name.slice(head + 1 - letters)}` : name;
     const paint = (plot) => {
       const { ctx } = plot;
       const { left, top, width, height: down } = plot.bbox;
@@ -256,7 +258,7 @@ const aortaCharts = (data) => {
       }
       ctx.restore();
     };
-    const place = (at) => ticks.length ? `${unit} ${ticks[Math.floor(at)]}` : `${unit} ${brief(at)}`;
+    const place = (at) => `${unit} ${brief(at)}`;
     const range = ([first, last]) => unit === "ms" ? `${brief(first)} to ${brief(last)} ms (${brief(last - first)} ms)`
       : last - first > 1 ? `${unit}s ${first} to ${last - 1}` : place(first);
     const point = (plot) => {
@@ -280,11 +282,10 @@ const aortaCharts = (data) => {
       }
     };
     const names = { splits: () => shown.map(({ at }) => height - at), values: () => shown.map(({ name }) => fitting(name)) };
-    const whole = ticks.length ? { splits: () => ticks.map((_, at) => at + 0.5), values: (plot, places) => thinned(plot, places).map((at) => at == null ? "" : ticks[Math.floor(at)]) } : {};
     const plot = make(canvas, Math.max(90, tall + 50), {
       legend: { show: false }, cursor: { drag: { x: true, y: false }, y: false, points: { show: false } },
       series: [{}, { paths: () => null, points: { show: false } }], scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: { range: [0, height] } },
-      axes: [axis({ label: unit, size: 34, ...whole }), axis({ size: room, grid: { show: false }, ...names })],
+      axes: [axis({ label: unit, size: 34 }), axis({ size: room, grid: { show: false }, ...names })],
       hooks: { draw: [paint], setCursor: [point] },
     }, [[begin, end], [null, null]], [begin, end]);
     const keys = document.createElement("ul");
@@ -301,11 +302,5 @@ const aortaCharts = (data) => {
   }
   const words = (kind) => kind.replaceAll("_", " ");
   const fill = (kind) => color(kind) || color("other");
-  // Leaves out the ticks that would overlap.
-  const thinned = (plot, places) => {
-    const every = Math.ceil(places.length * 36 / Math.max(1, plot.bbox.width / devicePixelRatio));
-    return places.map((at, number) => number % every === 0 ? at : null);
-  };
-
   return { drawVisible, redraw };
 };

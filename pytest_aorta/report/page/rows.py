@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
 from pytest_aorta.report.provenance import provenance_values
-from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing, weights_drawing
+from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.environment import identity
@@ -83,12 +83,6 @@ def unremarkable(test: Test) -> str:
     """Return the number of a test's verdicts that are not findings, by label; the heading only counts these."""
     counts = Counter(row.label for row in test.record.verdicts if not row.is_finding)
     return ", ".join(f"{counts[label]} {label}" for label in SEVERITY if counts[label])
-
-
-def largest_change(test: Test) -> float:
-    """Return the largest change of a test in tolerances; 0 where no verdict has a change and a tolerance."""
-    changes = ((abs(row.delta), row.tolerance.value) for row in test.record.verdicts if row.delta is not None)
-    return max((change / allowed for change, allowed in changes if allowed), default=0.0)
 
 
 def sparkline(case: Case, metric: str) -> list[tuple[float, float]]:
@@ -227,7 +221,6 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
         "schedule": schedule_drawing,
         "timeline": step_drawing,
         "waits": waits_drawing,
-        "weights": weights_drawing,
     }
     sides = ((Side.CANDIDATE, case.candidate), (Side.REFERENCE, case.reference))
     return {

@@ -7,7 +7,6 @@ from pytest_aorta.report.page.rows import (
     case_plots,
     compared_with,
     failing_first,
-    largest_change,
     notable,
     provenance,
     sparkline,
@@ -70,8 +69,6 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
         (Outcome.MISSING, ["peak_memory_bytes"]),
     ]
     assert unremarkable(test) == "1 expected regression, 1 pass, 1 not applicable"
-    assert largest_change(test) == 10.0
-    assert largest_change(make_test("a::c", "failed")) == 0.0
 
 
 RAISED = "the batch is 4, was 8\nRegression: step_time_p50\n  measured  toy"
@@ -96,28 +93,13 @@ def test_entry_opens_with_what_was_edited_or_why_the_launch_failed(failing, fail
     )
 
 
-def hashed(**weights) -> SeriesFacts:
-    """Return a series of one rank with the hash of each parameter after steps 0, 1 and 4."""
-    parameters = {step: "".join(row) for step, row in zip("014", zip(*weights.values(), strict=True), strict=True)}
-    losses = [{"1": 2.0, "2": 1.0 + len(weights)}]
-    return SeriesFacts(name="SGD", num_steps=4, is_main=True, names=[*weights], parameters=parameters, loss=losses)
-
-
-def test_weights_of_both_sides_are_a_grid_and_their_losses_two_lines():
-    here = hashed(bias=["aaaa", "aaaa", "bbbb"], norm=["cccc"] * 3, scale=["dddd", "eeee", "dddd"])
-    there = hashed(bias=["aaaa"] * 3, norm=["cccc"] * 3)
-    stored_facts = make_facts(series=[there])
-    result = make_result([[1.0]])
-    launch = Launch(1, result, make_facts(series=[here]))
-    case = Case("c", (), (launch,), baseline=make_baseline(launches=stored(stored_facts)))
+def test_losses_of_both_sides_are_two_lines():
+    here, there = (
+        SeriesFacts(name="SGD", num_steps=2, is_main=True, loss=[{"1": 2.0, "2": last}]) for last in (4.0, 3.0)
+    )
+    launch = Launch(1, make_result([[1.0]]), make_facts(series=[here]))
+    case = Case("c", (), (launch,), baseline=make_baseline(launches=stored(make_facts(series=[there]))))
     plots = case_plots(case, 100)
-    grid = plots["weights"]
-    assert grid["ticks"] == ["0", "1", "4"]
-    cells = {row["name"]: {bars["kind"]: bars["spans"] for bars in row["bars"]} for row in grid["rows"]}
-    assert cells == {
-        "bias": {"differs": [(2, 3)], "equal": [(0, 1), (1, 2)]},
-        "scale": {"differs": [(0, 1), (1, 2), (2, 3)], "equal": []},
-    }
     assert plots["loss"]["steps"] == [1, 2]
     assert [line["values"] for line in plots["loss"]["lines"]] == [[2.0, 4.0], [2.0, 3.0]]
     assert plots["grad_norm"] is None

@@ -1,0 +1,81 @@
+"""Time of many short tests of two ranks: by ``run_function``, and by torch's ``MultiProcessTestCase``, in turn.
+
+Run: python -m benchmarks.launch.functions [--tests N] [--theirs N]
+torch's class needs the package expecttest. Each test joins a process group and makes one all-reduce on CPU ranks.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OURS = """
+import pytest, torch
+import torch.distributed as dist
+
+def reduced(number):
+    tensor = torch.full((4,), float(number + dist.get_rank()))
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+@pytest.mark.world(size=2, device="cpu")
+@pytest.mark.parametrize("number", range({tests}))
+def test_reduced(distributed_world, number):
+    assert distributed_world.run_function(reduced, number) == [[2.0 * number + 1] * 4] * 2
+"""
+THEIRS = """
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+class TestReduced(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def reduced(self, number):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        tensor = torch.full((4,), float(number + self.rank))
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor.tolist(), [2.0 * number + 1] * 4)
+        dist.destroy_process_group()
+
+for number in range({tests}):
+    setattr(TestReduced, f"test_{{number}}", lambda self, number=number: self.reduced(number))
+"""
+
+
+def seconds(source: str, tests: int, folder: Path) -> float:
+    """Return the wall time of a run of pytest on a file of tests, which have to pass."""
+    folder.mkdir()
+    (folder / "test_many.py").write_text(source.format(tests=tests), encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    wall_s = time.monotonic() - began_s
+    if done.returncode or f"{tests} passed" not in done.stdout:
+        raise SystemExit(done.stdout + done.stderr)
+    return wall_s
+
+
+def main() -> None:
+    """Print the wall time of both runs, and the seconds of a test."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tests", type=int, default=200, help="tests by run_function")
+    parser.add_argument("--theirs", type=int, default=20, help="tests by MultiProcessTestCase")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = (("run_function", OURS, given.tests), ("MultiProcessTestCase", THEIRS, given.theirs))
+        for name, source, tests in runs:
+            wall_s = seconds(source, tests, Path(folder, name))
+            print(f"{name}: {tests} tests in {wall_s:.1f} s, {wall_s / tests:.2f} s each", flush=True)
+
+
+if __name__ == "__main__":
+    main()
