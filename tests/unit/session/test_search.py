@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,7 @@ def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
         return make_facts(weight_hashes={"4": "ab"[number >= 4] * 16})
 
     comparison = PairedComparison("case", {}, ["step_time_p50"], 12, "c0")
+    line: Any = Commits()
+    failing = Search(line, comparison, launch(0), lambda point: launch(len(point)), lambda _: None)
     with pytest.raises(AortaError, match="end 8: boom"):
-        search = Search(Commits(), comparison, launch(0), lambda point: launch(len(point)), lambda _: None)  # type: ignore[arg-type]
-        search.run()
+        failing.run()
