@@ -9,7 +9,6 @@
     name: entry.dataset.name.toLowerCase(),
     failed: entry.dataset.failed === "yes",
     place: Number(entry.dataset.place),
-    change: Number(entry.dataset.change),
     rows: all("tr[data-outcome]", entry).map((row) => ({
       row, outcome: row.dataset.outcome, text: row.cells[0].textContent.toLowerCase(),
     })),
@@ -48,7 +47,6 @@
   // The page lists the tests with the worst verdict first.
   const orders = {
     worst: () => 0,
-    change: (a, b) => b.change - a.change,
     place: (a, b) => a.place - b.place,
     name: (a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0),
   };

@@ -85,12 +85,6 @@ def unremarkable(test: Test) -> str:
     return ", ".join(f"{counts[label]} {label}" for label in SEVERITY if counts[label])
 
 
-def largest_change(test: Test) -> float:
-    """Return the largest change of a test in tolerances; 0 where no verdict has a change and a tolerance."""
-    changes = ((abs(row.delta), row.tolerance.value) for row in test.record.verdicts if row.delta is not None)
-    return max((change / allowed for change, allowed in changes if allowed), default=0.0)
-
-
 def sparkline(case: Case, metric: str) -> list[tuple[float, float]]:
     """Return the points of a metric over the baseline's launches and then the candidate's, within 60 by 14; or none."""
     stored = [launch.facts for launch in case.baseline.launches] if case.baseline else []

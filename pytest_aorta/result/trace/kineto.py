@@ -302,7 +302,7 @@ def collective_of(*names: str) -> Collective:
     return Collective.OTHER
 
 
-def kind_of(kernel: Event) -> Collective:
+def _kind_of(kernel: Event) -> Collective:
     """Return the collective that a kernel served: the requested one if torch recorded it, else by the kernel's name."""
     # RCCL's kernels have generic names, and an all-to-all consists of sends.
     return collective_of(str(kernel["args"].get("Collective name", "")), kernel["name"])
@@ -317,7 +317,7 @@ def _call_of(kernel: Event) -> Call:
     is_known = counts and args.get("Collective name") not in _ON_LISTS
     size = args.get("Group size")
     return Call(
-        kind_of(kernel),
+        _kind_of(kernel),
         " ".join(parts)[:_MAX_GROUP_TEXT],
         size if _is_count(size, 1) and size <= _MAX_GROUP_SIZE else None,
         max(counts) * num_bytes if is_known and num_bytes else None,
@@ -494,7 +494,7 @@ def _lanes(
         begin, end = span_of(event)
         if _is_communication(event, names):
             arrived = begin + waits_ns.get(id(event), 0)
-            spans += [(Lane.WAIT, (begin, arrived)), (kinds.get(id(event)) or kind_of(event), (arrived, end))]
+            spans += [(Lane.WAIT, (begin, arrived)), (kinds.get(id(event)) or _kind_of(event), (arrived, end))]
         else:
             spans.append((Lane.COMPUTE if event["cat"] == "kernel" else Lane.COPY, (begin, end)))
     return _unions(spans)

@@ -7,7 +7,6 @@ from pytest_aorta.report.page.rows import (
     case_plots,
     compared_with,
     failing_first,
-    largest_change,
     notable,
     provenance,
     sparkline,
@@ -70,8 +69,6 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
         (Outcome.MISSING, ["peak_memory_bytes"]),
     ]
     assert unremarkable(test) == "1 expected regression, 1 pass, 1 not applicable"
-    assert largest_change(test) == 10.0
-    assert largest_change(make_test("a::c", "failed")) == 0.0
 
 
 RAISED = "the batch is 4, was 8\nRegression: step_time_p50\n  measured  toy"
