@@ -21,7 +21,6 @@ from pytest_aorta.cli.target import launching, opened
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.plan.options import OPTIONS, LauncherKind, make_options
 from pytest_aorta.plan.world import WorldSpec
-from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.verdict.verdicts import Verdicts
 
@@ -126,12 +125,12 @@ def said(given: list[tuple[int, Any, dict[str, Any]]]) -> Iterator[tuple[list[Ve
     """Yield the verdicts on what is given to ranks, or what fails, and the seconds that this took."""
     with tempfile.TemporaryDirectory() as folder:
         values = {option.name: option.default for option in OPTIONS} | {"launcher": LauncherKind.FORKSERVER}
-        options = make_options(values, Path.cwd())
+        options = make_options(values, Path.cwd(), command=("arrangements",))
         with opened(options) as session:
             for number, (ranks, target, keywords) in enumerate(given):
-                spec, test = WorldSpec(ranks, device="cpu"), RunningTest(str(number))
+                spec, launches = WorldSpec(ranks, device="cpu"), Path(folder) / str(number)
                 began_s, found, text = time.perf_counter(), list[Verdicts](), ""
-                with launching(session, spec, test, Path(folder), timed=False) as launcher:
+                with launching(session, spec, launches, timed=False) as launcher:
                     try:
                         found = WorkloadRunner(launcher).compare_arrangements(target, **keywords)
                     except AortaError as error:

@@ -8,10 +8,8 @@ from pytest_aorta.cli.target import ScriptTarget, add_ranks, add_results, add_sh
 from pytest_aorta.common.text import emit
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import ALL_DEVICES, WorldSpec
-from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
 
-OWNER = "aorta arrange"
 SHARED = ("gpus", "timeout")
 
 
@@ -45,10 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     options = given_options(arguments, launcher=LauncherKind.FORKSERVER)
     script, args = arguments.script, arguments.args
-    folder, test = arguments.results / ScriptTarget(script, args).slug / "launches", RunningTest(OWNER)
+    folder = arguments.results / ScriptTarget(script, args).slug / "launches"
     with (
         opened(options) as session,
-        launching(session, WorldSpec(arguments.nproc or ALL_DEVICES), test, folder, timed=False) as launcher,
+        launching(session, WorldSpec(arguments.nproc or ALL_DEVICES), folder, timed=False) as launcher,
     ):
         found = WorkloadRunner(launcher).compare_arrangements(
             script,

@@ -20,12 +20,9 @@ from pytest_aorta.common.text import emit
 from pytest_aorta.launch.work_folder import files_of
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import WorldSpec
-from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.session.world import DistributedWorld
 
-# The name of the lease's holder, which tests that wait for the lease report.
-OWNER = "aorta init"
 # Options of pytest that this command shares.
 SHARED = ("gpus", "timeout")
 _RESULTS = Path("results")
@@ -99,10 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
     if os.path.lexists(test):
         raise UsageError(f"{test}: exists and is not overwritten; move it, or change it by hand")
     options = given_options(arguments, launcher=LauncherKind.FORKSERVER, results=_RESULTS)
-    folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
+    folder = options.rootdir / _RESULTS / "aorta-init"
     with opened(options) as session:
         spec = WorldSpec(arguments.nproc or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE))
-        with launching(session, spec, RunningTest(OWNER), folder, timed=True) as launcher:
+        with launching(session, spec, folder, timed=True) as launcher:
             launch, files = partial(target.launch, DistributedWorld(launcher)), partial(files_of, Path.cwd())
             pair = settled(launch, lambda: files([str(_RESULTS)]))
             fit = fitted(pair, launcher.world)

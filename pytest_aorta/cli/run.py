@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.target import (
-    ScriptTarget,
-    WorkloadTarget,
     add_config,
     add_drawing,
     add_ranks,
@@ -19,22 +17,19 @@ from pytest_aorta.cli.target import (
     opened,
     write_drawing,
 )
-from pytest_aorta.common.errors import ResultError, UsageError
+from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import raised_as, write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.plan.options import integer_from
-from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
+from pytest_aorta.plan.world import ALL_DEVICES, WorldSpec
 from pytest_aorta.report.timeline import drawn_schedules
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.applicability import not_profiled
 from pytest_aorta.verdict.metrics import METRICS, format_value, measured_values
 
-# The name of the lease's holder, which tests that wait for the lease report.
-OWNER = "aorta run"
 # Options of pytest that this command shares.
 SHARED = ("gpus", "timeout", "workloads", "launcher", "profiler")
 MAX_TRIALS = 100
@@ -75,18 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
     """
     options, trials = given_options(arguments), arguments.trials
     target = given_target(options, arguments, arguments.workload, arguments.script)
-    test, folder, results = RunningTest(OWNER), arguments.results / target.slug, list[WorkloadResult]()
-    spec, launches = WorldSpec(arguments.nproc or ALL_DEVICES), folder / "launches"
-    with (
-        opened(options) as session,
-        launching(session, spec, test, launches, timed=True) as launcher,
-    ):
-        _check_size(launcher.world, target)
+    folder, results = arguments.results / target.slug, list[WorkloadResult]()
+    spec = WorldSpec(arguments.nproc or ALL_DEVICES)
+    with opened(options) as session, launching(session, spec, folder / "launches", timed=True) as launcher:
         for _ in range(trials):
             results.append(target.launch(DistributedWorld(launcher)))
             written = write_trial(folder, results[-1])
             emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
-            emit([f"  {note}" for note in test.record.launches[-1].traces])
+            emit([f"  {note}" for note in launcher.test.record.launches[-1].traces])
             sys.stdout.flush()
     if arguments.draw:
         drawing = drawn_schedules([group.schedule for group in results[-1].facts.schedules[:1]])
@@ -95,15 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
     return ExitCode.PROBLEM if failed else ExitCode.OK
-
-
-def _check_size(world: World, target: WorkloadTarget | ScriptTarget) -> None:
-    if isinstance(target, WorkloadTarget) and world.size < target.spec.min_world_size:
-        raise UsageError(
-            f"workload {target.spec.name!r} needs at least {target.spec.min_world_size} ranks, and this run has "
-            f"{world.size}: fewer ranks have nothing to shard or to communicate; ask for more with --nproc"
-            + (", or for CPU ranks with --gpus=0" if world.devices else "")
-        )
 
 
 def summary_lines(result: WorkloadResult) -> list[str]:

@@ -32,11 +32,9 @@ from pytest_aorta.result.trace.overlap import Lane
 from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.result.trace.schedule import NOMINAL, Schedule, play
 from pytest_aorta.result.trace.step_graph import StepGraph
-from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import format_value
 
-OWNER = "aorta scale"
 SHARED = ("timeout", "workloads")
 _COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory")
 # A change of less than this is no growth.
@@ -113,7 +111,7 @@ def _launched(
     with opened(options) as session:
         for size in arguments.sizes:
             spec, folder = WorldSpec(size, simulated=(arguments.rank,)), arguments.results / target.slug / f"x{size}"
-            with launching(session, spec, RunningTest(OWNER), folder, timed=False) as launcher:
+            with launching(session, spec, folder, timed=False) as launcher:
                 yield target.launch(DistributedWorld(launcher))
 
 

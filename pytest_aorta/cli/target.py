@@ -142,8 +142,8 @@ def opened(options: Options) -> Iterator[Session]:
 
 
 @contextmanager
-def launching(session: Session, spec: WorldSpec, test: RunningTest, folder: Path, *, timed: bool) -> Iterator[Launcher]:
-    """Yield the launcher of a command, whose launches have folders in ``folder``.
+def launching(session: Session, spec: WorldSpec, folder: Path, *, timed: bool) -> Iterator[Launcher]:
+    """Yield the launcher of a command, whose launches have folders in ``folder``; leases have the command's name.
 
     Raises:
         UsageError: There are fewer devices than the command line asks for.
@@ -152,6 +152,7 @@ def launching(session: Session, spec: WorldSpec, test: RunningTest, folder: Path
     with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
         world = resolve_world(spec, session.options, [] if spec.simulated else session.devices)
     require_torch()
+    test = RunningTest(" ".join(session.options.command[:2]))
     # A script may change the working folder.
     with session.launcher(world, TestSpec(spec), test, folder.absolute(), timed=timed) as launcher:
         yield launcher

@@ -137,11 +137,11 @@ MARKERS = {
     ),
     "world": _Marker(
         "world(size=2, device='any', nodes=1, warm=None, simulated=None)",
-        "ranks to launch, one per device; size is an integer, or 'all' for all devices of this run; device is 'any', "
-        "'cuda' or 'cpu'; nodes=2 distributes the ranks evenly over several nodes; warm=True starts ranks from the "
-        "fork server, False by torchrun; simulated=True runs rank 0 alone, without devices, and simulated=(0, 512) "
-        "these ranks: nothing is exchanged, and only costs are compared; simulated=False never does, whatever "
-        "--aorta-without-gpus says",
+        "ranks to launch, one per device; size is an integer, or 'all' for all devices of this run; device is "
+        f"{' or '.join(DEVICES)}; nodes=2 distributes the ranks evenly over several nodes; warm=True starts ranks "
+        "from the fork server, False by torchrun; simulated=True runs rank 0 alone, without devices, and "
+        "simulated=(0, 512) these ranks: nothing is exchanged, and only costs are compared; simulated=False never "
+        "does, whatever --aorta-without-gpus says",
         _world,
         "world",
         lambda values: values[0] if values else WorldSpec(),

@@ -141,10 +141,19 @@ class Launcher:
         return first is not None and second is not None and self.launches.index(first) < self.launches.index(second)
 
     def require_ranks(self, workload: str, least: int) -> None:
-        """End a test that asks for all GPUs of the run if a workload needs more ranks than these."""
-        takes_all = self.world.device != DeviceKind.CPU and self.spec.world.size == ALL_DEVICES
-        if takes_all and self.world.size < least:
+        """End a test that asks for all GPUs of the run if a workload needs more ranks than these.
+
+        Raises:
+            SpecError: The test asks for fewer ranks than the workload needs.
+        """
+        if self.world.size >= least:
+            return
+        if self.world.device != DeviceKind.CPU and self.spec.world.size == ALL_DEVICES:
             self.test.lacks(f"workload {workload!r} needs at least {least} GPUs, {self.world.size} given")
+        raise SpecError(
+            f"workload {workload!r} needs at least {least} ranks, and this world has {self.world.size}: fewer have "
+            f"nothing to shard or to communicate; ask for more, by world(size={least}) or --nproc {least}"
+        )
 
     def launch(self, request: LaunchRequest, version: Reference | None = None) -> Launch:
         """Launch a request once, in the code under test or in another version.

@@ -134,10 +134,11 @@ def test_workload_that_needs_more_than_all_gpus_of_the_run_lacks_devices(project
     )
 
 
-def test_world_that_a_test_chose_itself_is_launched_however_small(project):
+def test_world_that_is_too_small_for_a_workload_fails_before_it_is_launched(project):
     project.gpus(1)
     project.one_test("workload.run('toy')", "@pytest.mark.world(size=1)")
-    project.run().assert_outcomes(passed=1)
+    shows = ["*workload 'toy' needs at least 2 ranks, and this world has 1*", "aorta: no test launched, *"]
+    project.run(shows=shows, failed=1)
 
 
 def test_required_gpus_that_a_later_workload_lacks_fail_the_test(project):

@@ -225,7 +225,7 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
         (["--set", "fault=[1"], "--set: fault: '[1': not valid YAML"),
         (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
         (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
-        (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),
+        (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this world has 1"),
         (["--", "--lr", "1"], "['--lr', '1']: a workload takes no arguments"),
     ],
 )
