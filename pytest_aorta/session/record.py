@@ -132,6 +132,7 @@ class TestRecord(Model, frozen=True):
         launches: All launches, in order.
         lacked_devices: The reason why the host has too few devices for the test; None if it has enough.
         can_launch: Whether the test has a fixture that launches.
+        line: Line of the file at which the test begins; 0 if unknown.
         platform: Platform of the test's world; empty if the test has no world.
     """
 
@@ -145,6 +146,7 @@ class TestRecord(Model, frozen=True):
     launches: tuple[LaunchNote, ...] = ()
     lacked_devices: str | None = None
     can_launch: bool = False
+    line: int = 0
     platform: str = ""
 
     @property
@@ -283,7 +285,9 @@ class RunningTest:
         """Note the end of a subtest, or of the setup, call or teardown. What ends later does not undo a failure."""
         before = self.record
         outcome = outcome_of(report) if report.failed or not before.has_failed else before.outcome
-        self.record = before.replace(outcome=outcome, failure="\n".join(filter(None, [before.failure, failure])))
+        failure = "\n".join(filter(None, [before.failure, failure]))
+        line = (report.location[1] or 0) + 1
+        self.record = before.replace(outcome=outcome, failure=failure, line=line)
         if outcome == "passed":
             self.record = self.record.replace(comparisons=tuple(map(_caught, before.comparisons)))
 
