@@ -1,4 +1,4 @@
-"""``aorta bisect``: runs a test as a search for the commit that changed a metric."""
+"""``aorta bisect``: runs a test as a search for the commit, the packages or the variables that changed a metric."""
 
 import argparse
 import os
@@ -6,23 +6,36 @@ import shlex
 import sys
 import tempfile
 from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.cli.pytest_run import run_pytest
 from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.files import raised_as, write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.plan.reference import commit_of, first_parents, setup_program
+from pytest_aorta.plan.reference import check_side, commit_of, first_parents, setup_program
+from pytest_aorta.plan.side import SideSpec, parse_side
+from pytest_aorta.session.axes import Over
 from pytest_aorta.session.search import SearchRequest
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
+
+# What of the sides may differ, by what is searched: each with what it is without.
+_PARTS: dict[Over, dict[str, Any]] = {
+    Over.COMMITS: {"commit": ""},
+    Over.PACKAGES: {"python": "", "lock": "", "requirements": ()},
+    Over.VARIABLES: {"variables": {}},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.usage = "aorta bisect [options] GOOD BAD -- NODE_ID [PYTEST OPTION ...]"
-    parser.add_argument("good", metavar="GOOD", help="commit before the change")
-    parser.add_argument("bad", metavar="BAD", help="commit with the change")
+    parser.add_argument("good", metavar="GOOD", type=parse_side, help="commit, or side, before the change")
+    parser.add_argument("bad", metavar="BAD", type=parse_side, help="commit, or side, with the change")
+    over = "what to search: the commits, the packages or the variables that differ (default: %(default)s)"
+    parser.add_argument("--over", choices=[*map(str, Over)], default=Over.COMMITS, help=over)
     parser.add_argument(
         "--setup",
         metavar="COMMAND",
@@ -47,29 +60,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--result",
         metavar="FILE",
         type=_new_file,
-        help="write the commits that were found and the message as JSON; the exit code is that of pytest, so a search "
-        "that finds a commit ends with 1",
+        help="write the commits, packages or variables that were found and the message as JSON; the exit code is that "
+        "of pytest, so a search that finds something ends with 1",
     )
     parser.epilog = "After -- come one test and options of pytest."
     parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, and return pytest's exit code: the test fails with the commit, and passes if the ends do not differ.
+    """Search, and return pytest's exit code: the test fails with what was found, and passes if the ends do not differ.
 
     Raises:
         UsageError: The command line is wrong; nothing was launched.
         AortaError: The search could not be carried out.
     """
     here = Path.cwd()
-    good, bad = (_commit(here, name, side) for name, side in ((arguments.good, "GOOD"), (arguments.bad, "BAD")))
-    with raised_as(UsageError, f"GOOD ({arguments.good}): ", SpecError):
-        commits = first_parents(here, good, bad)
+    over = Over(arguments.over)
+    good, bad = sides = _checked(arguments.good, "GOOD", here), _checked(arguments.bad, "BAD", here)
+    same = [replace(side, text="", **_PARTS[over]) for side in sides]
+    if same[0] != same[1] or (over is Over.COMMITS and not (good.commit and bad.commit)):
+        given = f"{good.text!r} and {bad.text!r}"
+        raise UsageError(f"GOOD, BAD: got {given}, allowed are sides that differ in {over} alone; see --over")
     tolerances = dict(arguments.tolerance)
     parse_tolerances(tolerances, "--tolerance")
-    emit([f"{counted(len(commits), 'commit')} after {good[:12]}, up to {bad[:12]}"])
-    sys.stdout.flush()
-    search = SearchRequest((good, bad), tuple(arguments.setup), arguments.metric)
+    if over is Over.COMMITS:
+        with raised_as(UsageError, f"GOOD ({good.text}): ", SpecError):
+            commits = first_parents(here, good.commit, bad.commit)
+        emit([f"{counted(len(commits), 'commit')} after {good.commit[:12]}, up to {bad.commit[:12]}"])
+        sys.stdout.flush()
+    search = SearchRequest(sides, tuple(arguments.setup), arguments.metric, over)
     with tempfile.TemporaryDirectory(prefix="aorta-bisect-") as folder:
         code, found = run_pytest(arguments.args, Path(folder), shows_output=True, search=search, tolerances=tolerances)
     if arguments.result:
@@ -77,11 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _commit(folder: Path, name: str, side: str) -> str:
-    if name.startswith("-"):
-        raise UsageError(f"{side}: got {name!r}, allowed is a branch, tag or commit")
-    with raised_as(UsageError, f"{side}: ", SpecError):
-        return commit_of(folder, name)
+def _checked(side: SideSpec, end: str, here: Path) -> SideSpec:
+    """Return a side of which everything exists, with the full hash of its commit."""
+    with raised_as(UsageError, f"{end}: ", SpecError):
+        check_side(side, here)
+        return replace(side, commit=commit_of(here, side.commit)) if side.commit else side
 
 
 def _tolerance(text: str) -> tuple[str, str]:

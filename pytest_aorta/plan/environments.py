@@ -69,7 +69,7 @@ class Environment:
         found: dict[str, Distribution] = {}
         for package in distributions(path=[*map(str, self.folders)]):
             if name := package.metadata["Name"]:  # a package that is half removed has none
-                found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), package)
+                found.setdefault(normalized(name), package)
         return found
 
     @cached_property
@@ -81,6 +81,11 @@ class Environment:
         """Return a value that changes when a package is installed or removed."""
         infos = (entry for folder in self.folders for entry in folder.glob("*-info"))
         return sorted((str(entry), entry.stat().st_mtime_ns) for entry in infos)
+
+
+def normalized(name: str) -> str:
+    """Return the name of a package as it is compared (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def probe(python: str, root: Path, say: Callable[[str], None]) -> Environment:
@@ -150,7 +155,8 @@ class Recipe:
         return probe(str(own / "bin/python"), root, say)
 
     def _make(self, own: Path, root: Path, say: Callable[[str], None]) -> None:
-        say(f"{own}: an environment is built")
+        if not self.moved:
+            say(f"{own}: an environment is built")
         own.mkdir()
         python = str(own / "bin/python")
         run_logged("venv", [self.base.python, "-m", "venv", "--without-pip", str(own)], own, root)
@@ -162,6 +168,8 @@ class Recipe:
         if self.requirements:
             wanted = " ".join(f"with:{requirement}" for requirement in self.requirements)
             _install(wanted, self.requirements, python, own, root)
+        if self.moved:  # the launch shows whether it starts
+            return
         harness = probe(python, root, say).harness
         environ = without_path(os.environ) | {"PYTHONPATH": str(harness)}
         status, _, complaint = run_program([python, "-P", "-c", _PROOF], environ, PROBE_S, cwd=root)

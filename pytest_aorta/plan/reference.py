@@ -373,12 +373,13 @@ class References:
                 there, or the environment can't be built.
         """
         if side.text not in self._opened:
-            worktree = self._worktree(commit_of(self.rootdir, side.commit)) if side.commit else None
+            worktree = self.worktree(side)
             environment = self.environment(side, worktree) if side.has_environment else None
-            self._opened[side.text] = self._reference(side, worktree, environment)
+            self._opened[side.text] = self.reference(side, worktree, environment)
         return self._opened[side.text]
 
-    def _reference(self, side: SideSpec, worktree: Worktree | None, environment: Environment | None) -> Reference:
+    def reference(self, side: SideSpec, worktree: Worktree | None, environment: Environment | None) -> Reference:
+        """Return the A/B reference of a worktree and an environment, with a side's name and variables."""
         root = self._root(worktree) if worktree else self.rootdir
         unset = {name: f"{value} -> {os.environ.get(name, 'unset')}" for name, value in side.variables.items()}
         found = Reference(side.text, sys.executable, root, worktree, variables=side.variables)
@@ -412,8 +413,15 @@ class References:
     def _root(self, worktree: Worktree) -> Path:
         return worktree.tree / self.rootdir.resolve().relative_to(worktree.checkout)
 
-    def _worktree(self, commit: str) -> Worktree:
-        worktree = open_worktree(self.rootdir, commit, self.say, self.setup)
+    def worktree(self, side: SideSpec) -> Worktree | None:
+        """Return the worktree of a side's commit; None if it names none.
+
+        Raises:
+            SpecError: As in :meth:`side`.
+        """
+        if not side.commit:
+            return None
+        worktree = open_worktree(self.rootdir, commit_of(self.rootdir, side.commit), self.say, self.setup)
         if not (root := self._root(worktree)).is_dir():
             raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
         # Ranks run this very package, even if the repository contains a version of it. Ranks of another session

@@ -9,6 +9,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.common.model import to_json
 from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
+from pytest_aorta.report.annotations import annotations
 from pytest_aorta.report.data import Report, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, Findings, findings, markdown
 from pytest_aorta.report.summary import summary
@@ -57,7 +58,7 @@ def write_session_reports(
         repeated=options.repeated,
         ended_by=ended_by,
     )
-    lines: list[str] = []
+    lines = annotations(shown, options.rootdir)
     errors: list[str] = []
     if launched and (step_summary := os.environ.get(STEP_SUMMARY)):
         lines += _append_step_summary(markdown(found), Path(step_summary))

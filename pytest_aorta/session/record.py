@@ -107,18 +107,18 @@ class LaunchNote(Model, frozen=True):
     Attributes:
         wall_s: Duration in seconds; 0 if the launch did not end.
         has_result: Whether the launch left a valid result.
-        measures: Whether a result can be compared; the values of a function are the test's own.
         traces: Notes on the files that a profiler left.
         folder: The run folder; empty if the launch did not end.
         failure: The diagnosis of a launch that failed.
+        measures: Whether a result can be compared; the values of a function are the test's own.
     """
 
     wall_s: float = 0.0
     has_result: bool = False
-    measures: bool = True
     traces: tuple[str, ...] = ()
     folder: str = ""
     failure: LaunchFailure | None = None
+    measures: bool = True
 
 
 class TestRecord(Model, frozen=True):
@@ -133,6 +133,7 @@ class TestRecord(Model, frozen=True):
         lacked_devices: The reason why the host has too few devices for the test; None if it has enough.
         can_launch: Whether the test has a fixture that launches.
         platform: Platform of the test's world; empty if the test has no world.
+        line: Line of the file at which the test begins; 0 if unknown.
     """
 
     __test__ = False
@@ -146,6 +147,7 @@ class TestRecord(Model, frozen=True):
     lacked_devices: str | None = None
     can_launch: bool = False
     platform: str = ""
+    line: int = 0
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -283,7 +285,9 @@ class RunningTest:
         """Note the end of a subtest, or of the setup, call or teardown. What ends later does not undo a failure."""
         before = self.record
         outcome = outcome_of(report) if report.failed or not before.has_failed else before.outcome
-        self.record = before.replace(outcome=outcome, failure="\n".join(filter(None, [before.failure, failure])))
+        failure = "\n".join(filter(None, [before.failure, failure]))
+        line = (report.location[1] or 0) + 1
+        self.record = before.replace(outcome=outcome, failure=failure, line=line)
         if outcome == "passed":
             self.record = self.record.replace(comparisons=tuple(map(_caught, before.comparisons)))
 

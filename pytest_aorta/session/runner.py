@@ -16,13 +16,14 @@ from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suff
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.arranging import arranged_args, arranged_config, arrangements, judged, shown
+from pytest_aorta.session.axes import GOOD, Point
 from pytest_aorta.session.comparing import RunningComparison, compare_with_baseline
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.recording import record
 from pytest_aorta.session.restarts import restarted_script
 from pytest_aorta.session.rounds import in_pairs, passed
-from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
+from pytest_aorta.session.search import MAX_PAIRS, Bisection, Search
 from pytest_aorta.session.world import DistributedWorld, check_result
 from pytest_aorta.verdict.arrangements import Arrangement
 from pytest_aorta.verdict.bitwise import RESTART_METRICS, STEP_METRICS, from_first_step, joined, split
@@ -333,17 +334,17 @@ class WorkloadRunner(DistributedWorld):
         return self._run_spec(spec, usual | config, first_step=first_step)
 
     def _search(self, running: RunningComparison, bisection: Bisection) -> Verdicts:
-        """Search for the commit that changed a metric of a comparison."""
+        """Search for what changed a metric of a comparison."""
         only, result = bisection.request.metric, running.results[Side.CANDIDATE]
         if only:
             check_compared([only], METRICS.keys() | running.marked)
-        request, running.version = self.launcher.launch_of(result).request, bisection.commits[0][:12]
+        request, running.version = self.launcher.launch_of(result).request, bisection.axis.short(GOOD)
 
-        def launched(number: int) -> LaunchFacts:
-            return passed(self.launcher.launch(request, bisection.commit(number)).result).facts
+        def launched(point: Point) -> LaunchFacts:
+            return passed(self.launcher.launch(request, bisection.axis.reference(point)).result).facts
 
         pairs = running.paired(only and [only], MAX_PAIRS)
-        return CommitSearch(bisection, pairs, result.facts, launched, self._session.say).run()
+        return Search(bisection, pairs, result.facts, launched, self._session.say).run()
 
     def _other_version(self, candidate: WorkloadResult, reference: WorkloadResult) -> str:
         """Return the version that ``reference`` ran, if only the version differs between both sides; else empty."""

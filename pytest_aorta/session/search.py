@@ -1,16 +1,18 @@
-"""The search for the commit that changed a metric: a bisection, each step of which is an A/B with the good commit."""
+"""The search for what changed a metric, each step of which is an A/B with the good side."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
-from pytest_aorta.common.model import Commit, Model
+from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief, counted
-from pytest_aorta.plan.reference import Reference, References, first_parents, git
+from pytest_aorta.plan.reference import Reference, References
 from pytest_aorta.plan.side import SideSpec
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.session.axes import GOOD, Axis, Over, Point, make_axis
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import in_pairs, settle
 from pytest_aorta.verdict.comparison import PairedComparison
@@ -20,99 +22,81 @@ from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
 # The most pairs of launches of one comparison.
 MAX_PAIRS = 24
-# Errors that count as a commit that does not start.
+# Errors that count as a point that does not start.
 _UNTESTABLE = (LaunchError, ResultError, SpecError, WorkloadFailed)
 _MAX_REASON = 300
-Launch: TypeAlias = Callable[[int], LaunchFacts]
+Launch: TypeAlias = Callable[[Point], LaunchFacts]
 
 
 class SearchRequest(Model, frozen=True):
     """The request for a search, which ``aorta bisect`` passes to pytest.
 
     Attributes:
-        commits: Full hashes of the good commit and the bad one.
+        sides: The good side and the bad one; commits are full hashes.
         setup: Words of each command that prepares the worktree of a commit.
         metric: The only metric to search; None for all metrics that the test compares.
+        over: What differs between the sides.
     """
 
-    commits: tuple[Commit, Commit]
+    sides: tuple[SideSpec, SideSpec]
     setup: tuple[tuple[str, ...], ...]
     metric: str | None
+    over: Over = Over.COMMITS
 
 
 class Finding(Model, frozen=True):
     """The end of a search.
 
     Attributes:
-        commits: Full hashes of the commits one of which brought the change in; several if only the last of them starts,
-            none if no commit was named.
+        changes: Full hashes of the commits one of which brought the change in, several if only the last of them starts;
+            or the packages or variables that carry it together. None if none was named.
         text: The message of the test's failure; empty if the ends do not differ.
     """
 
-    commits: tuple[Commit, ...] = ()
+    changes: tuple[str, ...] = ()
     text: str = ""
 
 
 class Bisection:
-    """The search of one run of pytest, and the commits that it launches.
+    """The search of one run of pytest.
 
     Attributes:
         request: The request.
-        commits: Full hashes, from the good commit to the bad one.
+        axis: The changes between the ends, and their launches.
         finding: What the search has found so far.
     """
 
     def __init__(self, request: SearchRequest, rootdir: Path, say: Callable[[str], None]) -> None:
         self.request = request
-        self.commits = [request.commits[0], *first_parents(rootdir, *request.commits)]
+        self.axis = make_axis(request.over, request.sides, References(None, rootdir, say, request.setup))
         self.finding = Finding()
-        self._rootdir = rootdir
-        self._references = References(None, rootdir, say, request.setup)
-
-    def name(self, number: int) -> str:
-        """Return the short hash and the subject of a commit."""
-        return git(self._rootdir, "log", "-1", "--no-show-signature", "--format=%h %s", self.commits[number])
-
-    def branch_of_merge(self, number: int) -> str:
-        """Return the ends of the branch that a commit merged, as arguments of a further search; empty if none."""
-        base, *tips = git(self._rootdir, "rev-list", "--parents", "-n1", self.commits[number]).split()[1:]
-        return f"$(git merge-base {base[:12]} {tips[0][:12]}) {tips[0][:12]}" if tips else ""
-
-    def commit(self, number: int) -> Reference:
-        """Return a commit as a version to launch, counted from the good commit, which is number 0.
-
-        Raises:
-            SpecError: The commit can't be checked out, or a setup command fails.
-        """
-        commit = self.commits[number]
-        return self._references.side(SideSpec(commit[:12], commit))
 
     def good(self) -> Reference:
-        """Return the good commit as a version to launch.
+        """Return the good side as a version to launch.
 
         Raises:
-            AortaError: The commit can't be checked out, or a setup command fails.
+            AortaError: It can't be checked out or built, or a setup command fails.
         """
         try:
-            return self.commit(0)
+            return self.axis.reference(GOOD)
         except SpecError as error:
-            raise self.end_failed(0, error) from None
+            raise self.end_failed(GOOD, error) from None
 
-    def end_failed(self, number: int, error: AortaError) -> AortaError:
-        """Return the error that the good or the bad commit does not start, which no search skips."""
-        side = "bad" if number else "good"
-        return AortaError(f"aorta bisect: the {side} commit {self.commits[number][:12]} does not start: {error}")
+    def end_failed(self, point: Point, error: AortaError) -> AortaError:
+        """Return the error that the good or the bad side does not start, which no search skips."""
+        side = "bad" if point else "good"
+        return AortaError(f"aorta bisect: the {side} side {self.axis.short(point)} does not start: {error}")
 
 
 @dataclass
-class CommitSearch:
+class Search:
     """The search for one comparison of a test.
 
     Attributes:
-        bisection: The commits.
+        bisection: The changes.
         comparison: The comparison of the ends.
-        first: A launch of the good commit.
-        launch: Launches a commit, given by its number.
+        first: A launch of the good side.
+        launch: Launches a point.
         say: Shows a line to the user.
     """
 
@@ -121,22 +105,24 @@ class CommitSearch:
     first: LaunchFacts
     launch: Launch
     say: Callable[[str], None]
-    # The commits that started at least once.
-    _started: set[int] = field(default_factory=lambda: {0})
+    # The points that started at least once.
+    _started: set[Point] = field(default_factory=lambda: {GOOD})
+    # Whether a point carries the change; None if it does not start.
+    _known: dict[Point, bool | None] = field(default_factory=dict)
 
     @property
-    def _last(self) -> int:
-        return len(self.bisection.commits) - 1
+    def _axis(self) -> Axis:
+        return self.bisection.axis
 
     def run(self) -> Verdicts:
         """Search, and return the comparison of the ends if they do not differ.
 
         Raises:
-            ComparisonFailed: The search ended in any other way. The message names the commit, or why there is none.
-            AortaError: The good or the bad commit does not start.
+            ComparisonFailed: The search ended in any other way. The message names the change, or why there is none.
+            AortaError: The good or the bad side does not start.
         """
-        bad = self._launched(self._last)
-        ends = self._in_pairs(self.comparison, self._last, 0, [bad], [self.first])
+        bad = self._launched(self._axis.bad)
+        ends = self._in_pairs(self.comparison, self._axis.bad, GOOD, [bad], [self.first])
         aim = _aim_of(ends, [self.first, bad])
         if aim is None:
             if unclear := [row for row in ends.rows if row.outcome is not Outcome.PASS]:
@@ -144,89 +130,129 @@ class CommitSearch:
             self.say(f"{ends.case}: not found: the ends do not differ")
             return ends
         self.say(f"{ends.case}: {aim}")
-        if _is_exact(aim) and _shows(aim, self._row(aim, 0)):
-            raise self._undecided("launches of the good commit differ; run the test in its deterministic mode", aim)
-        good, found, skipped = 0, self._last, set[int]()
-        while between := [number for number in range(good + 1, found) if number not in skipped]:
-            number = between[len(between) // 2]
-            try:
-                row = self._row(aim, number)
-            except _UNTESTABLE as error:
-                why = brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON)
-                self.say(f"skipped {self.bisection.name(number)}: {why}")
-                skipped.add(number)
-                continue
-            self.say(f"{self.bisection.name(number)}: {row or 'unchanged'}")
-            if row is not None and row.outcome is Outcome.NOT_APPLICABLE:
-                skipped.add(number)
-            elif row is not None and row.outcome is Outcome.INCONCLUSIVE:
-                raise self._undecided(f"too noisy at {self.bisection.name(number)}; measure more steps", row)
-            elif _shows(aim, row):
-                found = number
-            else:
-                good = number
-        raise self._found(aim, good, found)
+        if _is_exact(aim) and _shows(aim, self._row(aim, GOOD)):
+            raise self._undecided("launches of the good side differ; run the test in its deterministic mode", aim)
+        raise self._found(aim, *(self._halved(aim) if self._axis.is_ordered else self._minimized(aim)))
 
-    def _found(self, aim: Verdict, good: int, found: int) -> ComparisonFailed:
-        """Return the end of a search that leaves the commits after ``good`` up to ``found``."""
-        row = aim if (good, found) == (0, self._last) else self._row(aim, found, good)
-        names = [self.bisection.name(number) for number in range(good + 1, found + 1)]
+    def _halved(self, aim: Verdict) -> tuple[Point, Point]:
+        """Return the last point without the change and the first one with it, by bisection."""
+        good, found = 0, len(self._axis.changes)
+        points = [Point(range(number)) for number in range(found + 1)]
+        while between := [each for each in range(good + 1, found) if self._known.get(points[each], True) is not None]:
+            number = between[len(between) // 2]
+            if self._carries(aim, points[number]):
+                found = number
+            elif self._known[points[number]] is not None:
+                good = number
+        return points[good], points[found]
+
+    def _minimized(self, aim: Verdict) -> tuple[Point, Point]:
+        """Return the good side and a set of changes that carries the change, and none of whose parts does.
+
+        The algorithm is ddmin (Zeller and Hildebrandt, IEEE Trans. Softw. Eng. 28, 2002, figure 2).
+        """
+        found, parts = self._axis.bad, 2
+        while len(found) > 1:
+            numbers, size = sorted(found), math.ceil(len(found) / parts)
+            sets = [Point(numbers[begin : begin + size]) for begin in range(0, len(numbers), size)]
+            tried = [self._axis.closed(each) for each in (*sets, *(found - part for part in sets))]
+            smaller = next((each for each in tried if each < found and self._carries(aim, each)), None)
+            if smaller is not None:
+                found, parts = smaller, 2
+            elif size == 1:
+                break
+            else:
+                parts = min(2 * parts, len(found))
+        return GOOD, found
+
+    def _carries(self, aim: Verdict, point: Point) -> bool | None:
+        """Return whether a point shows the change; None if it does not start.
+
+        Raises:
+            ComparisonFailed: It is too noisy.
+        """
+        if point not in self._known:
+            self._known[point] = self._tried(aim, point)
+        return self._known[point]
+
+    def _tried(self, aim: Verdict, point: Point) -> bool | None:
+        name = self._axis.name(point)
+        try:
+            row = self._row(aim, point)
+        except _UNTESTABLE as error:
+            why = brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON)
+            self.say(f"skipped {name}: {why}")
+            return None
+        self.say(f"{name}: {row or 'unchanged'}")
+        if row is not None and row.outcome is Outcome.INCONCLUSIVE:
+            raise self._undecided(f"too noisy at {name}; measure more steps", row)
+        return None if row is not None and row.outcome is Outcome.NOT_APPLICABLE else _shows(aim, row)
+
+    def _found(self, aim: Verdict, good: Point, found: Point) -> ComparisonFailed:
+        """Return the end of a search that leaves the changes of ``found`` after those of ``good``."""
+        axis, numbers = self._axis, sorted(found - good)
+        row = aim if (good, found) == (GOOD, axis.bad) else self._row(aim, found, good)
+        names = [axis.name(Point(range(number + 1)) if axis.is_ordered else Point({number})) for number in numbers]
         if not _shows(aim, row):
-            against = f"compared with the commit before, it does not show the change: {row or 'unchanged'}"
+            against = f"compared with {axis.short(good)}, it does not show the change: {row or 'unchanged'}"
             return self._undecided(f"likeliest is {names[-1]}, but {against}", aim)
-        lines = [names[0]]
+        lines = [names[0], *filter(None, [axis.advice(found)])]
         if len(names) > 1:
-            lines = [f"one of {counted(len(names), 'commit')}, of which only the last starts", *names]
-        elif branch := self.bisection.branch_of_merge(found):
-            lines.append(f"this is a merge; to search its branch: aorta bisect {branch} ...")
-        found_commits = tuple(self.bisection.commits[good + 1 : found + 1])
-        return self._ended(f"found: {lines[0]}", *lines[1:], str(row), commits=found_commits)
+            count = counted(len(names), axis.over.removesuffix("s"))
+            lines = [
+                f"one of {count}, of which only the last starts" if axis.is_ordered else f"{count} together",
+                *names,
+            ]
+        if not axis.is_ordered and (lost := sum(known is None for known in self._known.values())):
+            lines.append(f"{counted(lost, 'set')} that did not start may carry it too")
+        changes = tuple(axis.changes[number] for number in numbers)
+        return self._ended(f"found: {lines[0]}", *lines[1:], str(row), changes=changes)
 
     def _undecided(self, reason: str, *rows: Verdict) -> ComparisonFailed:
         return self._ended(f"undecided: {reason}", *map(str, rows))
 
-    def _ended(self, *lines: str, commits: tuple[str, ...] = ()) -> ComparisonFailed:
+    def _ended(self, *lines: str, changes: tuple[str, ...] = ()) -> ComparisonFailed:
         text = "\n  ".join([f"{self.comparison.case}: {lines[0]}", *lines[1:]])
-        self.bisection.finding = Finding(commits, text)
+        self.bisection.finding = Finding(changes, text)
         return ComparisonFailed(text)
 
-    def _row(self, aim: Verdict, number: int, other: int = 0) -> Verdict | None:
-        """Return the verdict of a commit against another one; None if both lack the metric."""
-        name = self.bisection.commits[other][:12]
+    def _row(self, aim: Verdict, point: Point, other: Point = GOOD) -> Verdict | None:
+        """Return the verdict of a point against another one; None if both lack the metric."""
+        name = self._axis.short(other)
         if _is_exact(aim):
             reference = self._launched(other) if other else self.first
-            rows = replace(self.comparison, version=name).judge([self._launched(number)], [reference]).rows
+            rows = replace(self.comparison, version=name).judge([self._launched(point)], [reference]).rows
         else:
             only = replace(self.comparison, only=[aim.metric], version=name)
-            rows = self._in_pairs(only, number, other).rows
+            rows = self._in_pairs(only, point, other).rows
         return next((row for row in rows if row.metric == aim.metric), None)
 
     def _in_pairs(
         self,
         comparison: PairedComparison,
-        number: int,
-        other: int,
+        point: Point,
+        other: Point,
         candidates: Sequence[LaunchFacts] = (),
         references: Sequence[LaunchFacts] = (),
     ) -> Verdicts:
-        commits = {Side.CANDIDATE: number, Side.REFERENCE: other}
+        points = {Side.CANDIDATE: point, Side.REFERENCE: other}
         pairs = in_pairs(comparison, candidates, references, reference_first=True)
-        return settle(pairs, lambda side: self._launched(commits[side]))
+        return settle(pairs, lambda side: self._launched(points[side]))
 
-    def _launched(self, number: int) -> LaunchFacts:
-        """Launch a commit, and once more if one that started before fails: the machine can be the cause."""
+    def _launched(self, point: Point) -> LaunchFacts:
+        """Launch a point, and once more if one that started before fails: the machine can be the cause."""
         try:
             try:
-                facts = self.launch(number)
+                facts = self.launch(point)
             except _UNTESTABLE:
-                if number not in self._started:
+                if point not in self._started:
                     raise
-                facts = self.launch(number)
+                facts = self.launch(point)
         except _UNTESTABLE as error:
-            if number in (0, self._last):
-                raise self.bisection.end_failed(number, error) from None
+            if point in (GOOD, self._axis.bad):
+                raise self.bisection.end_failed(point, error) from None
             raise
-        self._started.add(number)
+        self._started.add(point)
         return facts
 
 

@@ -305,7 +305,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     # Other tests launch at the same time, with leases of their own.
     monkeypatch.setenv("AORTA_LEASE_DIR", str(pytester.path / "leases"))
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY"):
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"):
         monkeypatch.delenv(name, raising=False)
     return Project(pytester)
 

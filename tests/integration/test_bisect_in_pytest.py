@@ -93,7 +93,7 @@ class Repository:
         assert ended == code, self.output
         found = json.loads(file.read_text())
         assert " ".join(found["text"].split()) in re.sub(r"\s+(E\s+)?", " ", self.output)
-        commits: list[str] = found["commits"]
+        commits: list[str] = found["changes"]
         return commits
 
 
@@ -143,7 +143,7 @@ def test_bits_that_differ_from_launch_to_launch_end_the_search(repository):
     # The good commit in its second launch.
     repository.project.plant(by_launch={"3": {"weight_hash": "c" * 16}})
     assert repository.ends(1) == []
-    assert "undecided: launches of the good commit differ" in repository.output
+    assert "undecided: launches of the good side differ" in repository.output
 
 
 @pytest.mark.parametrize(("broken", "side"), [(0, "good"), (3, "bad")])
@@ -152,7 +152,7 @@ def test_end_that_does_not_start_ends_the_search_with_its_reason(repository, bro
     code, output = repository.bisect()
     assert code == 1
     assert "boom" in output
-    assert side == "good" or "the bad commit" in output
+    assert side == "good" or "the bad side" in output
 
 
 def test_setup_runs_once_per_commit_and_its_packages_come_first(repository):

@@ -1,33 +1,48 @@
-"""Searches of made-up launches for the commit that changed a metric."""
+"""Searches of made-up launches for what changed a metric."""
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError
+from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.search import CommitSearch, Finding
+from pytest_aorta.session.axes import Axis, Over, Point
+from pytest_aorta.session.search import Finding, Search
 from pytest_aorta.verdict.comparison import PairedComparison
 from tests.unit.builders import make_facts, with_p50
 
 NOISE = random.Random(1)
 
 
-class Commits:
-    """Nine commits, named c0 to c8."""
+class Line(Axis):
+    """Eight commits, named c1 to c8, after c0."""
 
-    commits = tuple(f"c{number}" for number in range(9))
+    over, is_ordered = Over.COMMITS, True
+    changes = tuple(f"c{number}" for number in range(1, 9))
+
+    def __init__(self) -> None:
+        """Need no repository."""
+
+    def name(self, point: Point) -> str:
+        return f"c{len(point)}"
+
+    short = name
+
+    def _open(self, point: Point) -> Reference:
+        raise NotImplementedError
+
+
+class Commits:
+    """A search over :class:`Line`."""
+
+    axis = Line()
     finding = Finding()
 
-    def name(self, number: int) -> str:
-        return f"c{number}"
-
-    def branch_of_merge(self, _number: int) -> str:
-        return ""
-
-    def end_failed(self, number: int, error: AortaError) -> AortaError:
-        return AortaError(f"end {number}: {error}")
+    def end_failed(self, point: Point, error: AortaError) -> AortaError:
+        return AortaError(f"end {len(point)}: {error}")
 
 
 def search(metric: str, launch: Callable[[int], LaunchFacts]) -> tuple[str, Commits]:
@@ -35,7 +50,7 @@ def search(metric: str, launch: Callable[[int], LaunchFacts]) -> tuple[str, Comm
     commits = Commits()
     comparison = PairedComparison("case", {}, [metric], 12, "c0")
     with pytest.raises(ComparisonFailed) as ended:
-        CommitSearch(commits, comparison, launch(0), launch, lambda _: None).run()  # type: ignore[arg-type]
+        Search(commits, comparison, launch(0), lambda point: launch(len(point)), lambda _: None).run()  # type: ignore[arg-type]
     return str(ended.value), commits
 
 
@@ -48,7 +63,7 @@ def test_commit_is_named_whichever_way_the_metric_changed(after_ms):
     text, commits = search("step_time_p50", lambda number: timed(after_ms if number >= 6 else 10.0))
     assert text.startswith("case: found: c6\n")
     assert "; A/B with c5" in text
-    assert commits.finding.commits == ("c6",)
+    assert commits.finding.changes == ("c6",)
 
 
 def test_commit_that_lost_a_metric_is_named():
@@ -59,7 +74,7 @@ def test_commit_that_lost_a_metric_is_named():
 def test_change_in_small_parts_names_a_likeliest_commit_only():
     text, commits = search("step_time_p50", lambda number: timed(10.0 * 1.02**number))
     assert "undecided: likeliest is c" in text
-    assert not commits.finding.commits
+    assert not commits.finding.changes
 
 
 def test_ends_that_noise_hides_are_undecided():
@@ -77,5 +92,7 @@ def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
         return make_facts(weight_hashes={"4": "ab"[number >= 4] * 16})
 
     comparison = PairedComparison("case", {}, ["step_time_p50"], 12, "c0")
+    line: Any = Commits()
+    failing = Search(line, comparison, launch(0), lambda point: launch(len(point)), lambda _: None)
     with pytest.raises(AortaError, match="end 8: boom"):
-        CommitSearch(Commits(), comparison, launch(0), launch, lambda _: None).run()  # type: ignore[arg-type]
+        failing.run()

@@ -1,0 +1,204 @@
+"""Axes of a search: the changes between its good side and its bad one, and the launches with some of them."""
+
+import os
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import TypeAlias
+
+from packaging.requirements import Requirement
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import counted
+from pytest_aorta.plan.environments import Recipe, normalized, version_changes
+from pytest_aorta.plan.reference import Reference, References, first_parents, git
+from pytest_aorta.plan.side import SideSpec
+
+# The numbers of the changes that are applied to the good side.
+Point: TypeAlias = frozenset[int]
+GOOD: Point = frozenset()
+
+
+class Over(StrEnum):
+    """What a search is over; each value is the plural of what it names."""
+
+    COMMITS = "commits"
+    PACKAGES = "packages"
+    VARIABLES = "variables"
+
+
+class Axis(ABC):
+    """The changes between two sides.
+
+    Attributes:
+        over: What changes.
+        changes: What is found, of each change.
+        is_ordered: Whether only the first changes up to any number can be applied; else every set of them.
+    """
+
+    over: Over
+    changes: Sequence[str]
+    is_ordered = False
+
+    def __init__(self, references: References) -> None:
+        self.references = references
+        self._opened: dict[Point, Reference] = {}
+
+    @property
+    def bad(self) -> Point:
+        """The point with all changes."""
+        return frozenset(range(len(self.changes)))
+
+    def reference(self, point: Point) -> Reference:
+        """Return a point as a version to launch.
+
+        Raises:
+            SpecError: It can't be checked out or built.
+        """
+        if point not in self._opened:
+            self._opened[point] = self._open(point)
+        return self._opened[point]
+
+    @abstractmethod
+    def _open(self, point: Point) -> Reference: ...
+
+    def short(self, point: Point) -> str:
+        """Return a name of a point that is not looked up."""
+        if point in (GOOD, self.bad):
+            return "GOOD" if point == GOOD else "BAD"
+        return f"GOOD with {self.name(point)}"
+
+    def name(self, point: Point) -> str:
+        """Return the changes of a point."""
+        return ", ".join(self.changes[number] for number in sorted(point))
+
+    def closed(self, point: Point) -> Point:
+        """Return a point with the changes without which its own can't be installed."""
+        return point
+
+    def advice(self, _point: Point) -> str:
+        """Return what to search next; empty if nothing."""
+        return ""
+
+
+class Commits(Axis):
+    """The commits after the good one up to the bad one, on the line of first parents."""
+
+    over, is_ordered = Over.COMMITS, True
+
+    def __init__(self, sides: Sequence[SideSpec], references: References) -> None:
+        super().__init__(references)
+        self._good = sides[0]
+        self.changes = first_parents(references.rootdir, *(side.commit for side in sides))
+
+    def _commit(self, point: Point) -> str:
+        return self.changes[len(point) - 1] if point else self._good.commit
+
+    def _open(self, point: Point) -> Reference:
+        return self.references.side(replace(self._good, text=self.short(point), commit=self._commit(point)))
+
+    def short(self, point: Point) -> str:
+        """Return the short hash."""
+        return self._commit(point)[:12]
+
+    def name(self, point: Point) -> str:
+        """Return the short hash and the subject of the last commit."""
+        shown = ["log", "-1", "--no-show-signature", "--format=%h %s", self._commit(point)]
+        return git(self.references.rootdir, *shown)
+
+    def advice(self, point: Point) -> str:
+        """Return the command that searches the branch that the last commit merged; empty if it merged none."""
+        base, *tips = git(self.references.rootdir, "rev-list", "--parents", "-n1", self._commit(point)).split()[1:]
+        branch = f"$(git merge-base {base[:12]} {tips[0][:12]}) {tips[0][:12]}" if tips else ""
+        return f"this is a merge; to search its branch: aorta bisect {branch} ..." if tips else ""
+
+
+class Packages(Axis):
+    """The packages that differ between two environments, whose files are linked from either."""
+
+    over = Over.PACKAGES
+
+    def __init__(self, sides: Sequence[SideSpec], references: References) -> None:
+        super().__init__(references)
+        self._side = sides[0]
+        self._worktree = references.worktree(sides[0])
+        self._good, self._bad = ends = [references.environment(side, self._worktree) for side in sides]
+        versions = [end.version.rpartition(".")[0] for end in ends]
+        if versions[0] != versions[1]:
+            raise SpecError(f"GOOD has Python {versions[0]}, BAD {versions[1]}, whose packages can't be mixed")
+        found = version_changes(*ends)
+        self._names = [name for name in found if name != "python"]
+        self.changes = [f"{name} {found[name]}" for name in self._names]
+        self._needs = self._all_needs()
+        for number, others in sorted(self._needs.items()):
+            references.say(f"{self.changes[number]}: only with {self.name(frozenset(others))}, by its requirements")
+
+    def _all_needs(self) -> dict[int, set[int]]:
+        """Return the changes without which a change leaves a requirement unmet that both sides meet."""
+        needs = defaultdict[int, set[int]](set)
+        for side, other in ((self._bad, self._good), (self._good, self._bad)):
+            for name in (name for name in self._names if name in side.packages):
+                for requirement in map(Requirement, side.packages[name].requires or ()):
+                    needed, allowed = normalized(requirement.name), requirement.specifier
+                    if needed not in self._names:
+                        continue
+                    known = [environment.versions.get(needed) for environment in (side, other)]
+                    met = [version is not None and allowed.contains(version, prereleases=True) for version in known]
+                    if met == [True, False]:
+                        pair = self._names.index(name), self._names.index(needed)
+                        first, second = pair if side is self._bad else reversed(pair)
+                        needs[first].add(second)
+        return needs
+
+    def closed(self, point: Point) -> Point:
+        """Return a point with the changes that its own need."""
+        more = point.union(*(self._needs.get(number, ()) for number in point))
+        return point if more == point else self.closed(more)
+
+    def _open(self, point: Point) -> Reference:
+        moved = frozenset(self._names[number] for number in point)
+        environment = self._good if point == GOOD else self._bad
+        if point not in (GOOD, self.bad):
+            recipe = Recipe(self._good, other=self._bad, moved=moved)
+            environment = recipe.build(self.references.rootdir, self.references.say)
+        return self.references.reference(replace(self._side, text=self.short(point)), self._worktree, environment)
+
+
+class Variables(Axis):
+    """The environment variables that differ between two sides."""
+
+    over = Over.VARIABLES
+
+    def __init__(self, sides: Sequence[SideSpec], references: References) -> None:
+        super().__init__(references)
+        self._side, (good, bad) = sides[0], [side.variables for side in sides]
+        self._values = good, bad
+        self._names = sorted(name for name in good.keys() | bad.keys() if good.get(name) != bad.get(name))
+        shown = [[side.get(name, os.environ.get(name, "unset")) for name in self._names] for side in (good, bad)]
+        self.changes = [f"{name} {there} -> {here}" for name, there, here in zip(self._names, *shown, strict=True)]
+
+    def _open(self, point: Point) -> Reference:
+        good, bad = self._values
+        values = {name: good[name] for name in good.keys() - set(self._names)}
+        for number, name in enumerate(self._names):
+            values |= {key: value for key, value in (bad if number in point else good).items() if key == name}
+        return self.references.side(replace(self._side, text=self.short(point), variables=values))
+
+
+_AXES = {axis.over: axis for axis in (Commits, Packages, Variables)}
+
+
+def make_axis(over: Over, sides: tuple[SideSpec, SideSpec], references: References) -> Axis:
+    """Return the changes of a search.
+
+    Raises:
+        SpecError: A side can't be checked out or built, or nothing differs.
+    """
+    axis = _AXES[over](sides, references)
+    if not axis.changes:
+        raise SpecError(f"GOOD and BAD have the same {over}")
+    if not axis.is_ordered:
+        references.say(f"{counted(len(axis.changes), over.removesuffix('s'))} differ: {axis.name(axis.bad)}")
+    return axis

@@ -1,0 +1,110 @@
+"""``aorta bisect`` over packages and variables; packages are real, and launches are faked."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_aorta.cli.main import main
+from tests.integration.conftest import FAKE_LAUNCHER
+from tests.integration.test_bisect_in_pytest import EXACT, NODE
+from tests.unit.wheels import make_wheel
+
+# The weights are others if all of "carries" are new, and the launch fails if one of "breaks" is new and the other old.
+BY_PACKAGES = """
+planted_by_fault = planted
+
+
+def planted(plan, rootpath):
+    rules = json.loads((rootpath / "rules.json").read_text())
+    new = {name for name, value in plan.reference.variables.items() if value == "2"}
+    if plan.reference.prefix:
+        infos = plan.reference.prefix.glob("lib/python*/site-packages/*-2.0.dist-info")
+        new = {info.name.partition("-")[0] for info in infos}
+        modules = plan.reference.prefix.glob("lib/python*/site-packages/p*.py")
+        assert new == {path.stem for path in modules if "2.0" in path.read_text()}
+    broken = {"raises": 1} if len(new.intersection(rules.get("breaks", []))) == 1 else {}
+    return planted_by_fault(plan, rootpath) | {"weight_hash": "ab"[new.issuperset(rules["carries"])] * 16} | broken
+"""
+NAMES = [f"p{number:02}" for number in range(12)]
+CASES = {
+    "one of twelve": ({"carries": ["p03"]}, ["p03"]),
+    "two together": ({"carries": ["p02", "p09"]}, ["p02", "p09"]),
+    "one that needs another": ({"carries": ["p07"]}, ["p07", "p08"]),
+    "one that another needs": ({"carries": ["p08"]}, ["p08"]),
+    "beside one that breaks the start": ({"carries": ["p03"], "breaks": ["p05", "p06"]}, ["p03"]),
+}
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two interpreters; of the second one, all packages are newer, and one needs a newer one."""
+    folder = tmp_path_factory.mktemp("ends")
+    (folder / "needed").symlink_to(Path(msgspec.__file__).parents[1])
+    found = []
+    for version in ("1.0", "2.0"):
+        prefix = folder / version
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, timeout=120)
+        [packages] = prefix.glob("lib/python*/site-packages")
+        (packages / "base.pth").write_text(str(folder / "needed"))
+        for name in NAMES:
+            needs = [f"p08>={version}"] if name == "p07" else []
+            with zipfile.ZipFile(make_wheel(folder, name, version, requires=needs)) as wheel:
+                wheel.extractall(packages)
+        found.append(f"python:{prefix}/bin/python")
+    return found
+
+
+@pytest.fixture
+def search(versioned, monkeypatch, capfd):
+    """Run a search by rules, and return its exit code, what it found and its output."""
+    versioned.pytester.makeconftest(FAKE_LAUNCHER + BY_PACKAGES)
+    versioned.write("test_toy.py", EXACT)
+    monkeypatch.chdir(versioned.path)
+
+    def run(rules: dict[str, list[str]], *words: str) -> tuple[int, list[str], str]:
+        versioned.write("rules.json", json.dumps(rules))
+        code = main(["bisect", *words, "--result=found.json", "--", NODE])
+        return code, json.loads((versioned.path / "found.json").read_text())["changes"], "".join(capfd.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(("rules", "found"), CASES.values(), ids=CASES)
+def test_smallest_set_of_packages_that_carries_the_change_is_found(search, ends, rules, found):
+    code, changes, output = search(rules, *ends, "--over=packages")
+    assert (code, changes) == (1, [f"{name} 1.0 -> 2.0" for name in found]), output
+    assert "12 packages differ: p00 1.0 -> 2.0, " in output
+    assert "p07 1.0 -> 2.0: only with p08 1.0 -> 2.0, by its requirements" in output
+    message = f"{len(found)} packages together" if len(found) > 1 else changes[0]
+    assert f"found: {message}" in output
+    assert ("skipped p0" in output) is ("breaks" in rules)
+    assert "A/B with GOOD" in output
+    assert len([line for line in output.splitlines() if "weight_hash: " in line or ": unchanged" in line]) <= 40
+
+
+def test_variables_that_carry_the_change_are_found(search):
+    sides = [" ".join(f"env:NCCL_{name}={value}" for name in ("A", "B", "C", "D")) for value in (1, 2)]
+    code, changes, output = search({"carries": ["NCCL_B", "NCCL_D"]}, *sides, "--over=variables")
+    assert (code, changes) == (1, ["NCCL_B 1 -> 2", "NCCL_D 1 -> 2"]), output
+    assert "found: 2 variables together" in output
+
+
+def test_sides_that_differ_otherwise_or_not_at_all_are_refused(search, ends, capfd):
+    for words, message in (
+        ((*ends,), "differ in commits alone"),
+        ((f"{ends[0]} env:NCCL_ALGO=Ring", ends[1], "--over=packages"), "differ in packages alone"),
+        ((ends[0], "python:/absent", "--over=packages"), "BAD: there is no program /absent"),
+        ((ends[0], "with:", "--over=packages"), "BAD: got 'with:', allowed is words of a side"),
+        ((ends[0], ends[0], "--over=packages"), "GOOD and BAD have the same packages"),
+    ):
+        try:
+            code = main(["bisect", *words, "--", NODE])
+        except SystemExit as ended:
+            code = int(str(ended.code))
+        assert code in (1, 2)
+        assert message in "".join(capfd.readouterr())
