@@ -1,10 +1,9 @@
 """Contents of the page for each test: rows of verdicts, their intervals, and the values that its script draws."""
 
 import base64
-import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -17,32 +16,16 @@ from pytest_aorta.report.provenance import provenance_values
 from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import Side
-from pytest_aorta.verdict.environment import identity
 from pytest_aorta.verdict.metrics import METRICS, middle_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, ReferenceKind, Verdict
 
 # The labels of verdicts from worst to best; metrics that were not compared come last.
 SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.CHANGED, Outcome.PASS, Outcome.NOT_APPLICABLE)
-UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3
 # Launches of a baseline in the history of a metric.
 _MOST_PAST = 40
-
-
-@dataclass(frozen=True)
-class _Difference:
-    """A key of the config or the environment, with its value on both sides as text."""
-
-    key: str
-    candidate: str
-    reference: str
-
-    @property
-    def differs(self) -> bool:
-        """Return whether both values are known and differ."""
-        return self.candidate != self.reference and UNKNOWN not in (self.candidate, self.reference)
 
 
 def _severity(verdict: Verdict) -> int:
@@ -130,31 +113,6 @@ def _joined(label: str, values: Sequence[str]) -> str:
         return " to ".join(values)
     rest = len(values) - MAX_VALUES
     return "; ".join([*values[:MAX_VALUES], *([f"and {rest} more"] if rest > 0 else [])])
-
-
-def differences(case: Case) -> dict[str, list[_Difference]]:
-    """Return environment and config of the first candidate launch beside those of the other side; differences first."""
-    here, environment, config = case.candidate[0].result, dict[str, Any](), dict[str, Any]()
-    if case.reference:
-        environment, config = case.reference[0].result.environment, case.reference[0].result.config
-    elif case.baseline:
-        environment, config = case.others[-1].environment, case.baseline.config
-    return {
-        "Environment": _differences(here.environment, environment),
-        "Config": _differences(identity(here.config), identity(config)),
-    }
-
-
-def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[_Difference]:
-    rows = [
-        _Difference(key, *(_text(side[key]) if key in side else UNKNOWN for side in (here, there)))
-        for key in sorted(here.keys() | there.keys())
-    ]
-    return sorted(rows, key=lambda row: not row.differs)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 # Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.

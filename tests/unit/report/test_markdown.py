@@ -135,7 +135,12 @@ def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     assert set(page.tags) <= EXPECTED
     assert page.tags.count("details") == 1
     assert page.texts["pre"][0] == "\n".join(printable(line.expandtabs()) for line in failure.splitlines())
-    assert page.texts["li"][0].replace("\u200b", "").lstrip("*").startswith(printable(" ".join(nodeid.split())))
+    assert (
+        page.texts["li"][0]
+        .replace("\u200b", "")
+        .lstrip("*")
+        .startswith(printable(" ".join(nodeid.split())).lstrip("*"))
+    )
 
 
 # What GitHub and GitLab make links of in text without any markup.

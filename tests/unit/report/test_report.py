@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.rows import (
-    UNKNOWN,
-    differences,
     failing_first,
 )
 from pytest_aorta.report.summary import SCHEMA, ratio, summary
@@ -77,14 +75,6 @@ def test_failed_tests_come_first_then_those_with_the_worst_verdict():
     report = make_report(*tests, make_test("no launch", "failed"))
     names = [report.tests[place].record.nodeid for place in failing_first(report)]
     assert names == ["no launch", "broken", "open", "well"]
-
-
-def test_environment_shows_what_differs_first():
-    candidate = as_launch(environment={"torch": "2.13.0", "cuda": "13.0", "python": "3.12"})
-    facts = make_facts(environment={"torch": "2.11.0", "cuda": "13.0"})
-    rows = differences(Case("c", candidate=(candidate,), baseline=make_baseline(launches=stored(facts))))["Environment"]
-    assert [(row.key, row.differs) for row in rows] == [("torch", True), ("cuda", False), ("python", False)]
-    assert rows[2].reference == UNKNOWN
 
 
 # Overlap
