@@ -73,12 +73,12 @@ class Straggler:
             )
             last = f"rank {self.rank} arrives last, its peers wait {self.increase_ms:.3g} ms/step longer"
             return f"no straggler: {late}; {last}"
-        than, lag_ms = ("", self.lag_ms) if self.increase_ms is None else (f" than in the {side}", self.increase_ms)
+        lag_ms = self.lag_ms if self.increase_ms is None else self.increase_ms
         gc_ms = min(self.gc_ms, lag_ms)
         garbage = f"; garbage collection takes {gc_ms:.3g} ms of it" if gc_ms >= _GC_OF_LAG * lag_ms else ""
-        return (
-            f"rank {self.rank} is late: others wait {lag_ms:.3g} ms/step {'longer ' * bool(than)}for it{than}{garbage}"
-        )
+        if self.increase_ms is None:
+            return f"rank {self.rank} is late: others wait {lag_ms:.3g} ms/step for it{garbage}"
+        return f"rank {self.rank} is late: others wait {lag_ms:.3g} ms/step longer for it than in the {side}{garbage}"
 
 
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
