@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,27 +37,7 @@ def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
     return pytester
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort tests that run alone to the front, where no other worker's test has to end before them."""
-    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
-
-
 def pytest_collection_finish() -> None:
     """Leave out what imports made, torch above all, of garbage collections: each run that a test starts makes one."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep a test that is marked ``alone`` from running while another xdist worker runs a test."""
-    folder = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):
-        folder = folder.parent
-    is_alone = request.node.get_closest_marker("alone") is not None
-    with (folder / "turn").open("w") as turn, (folder / "queue").open("w") as queue:
-        # Every test passes through the queue: shared locks that overlap would otherwise starve an exclusive one.
-        fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(turn, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
-        fcntl.flock(queue, fcntl.LOCK_UN)
-        yield

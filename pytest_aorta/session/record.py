@@ -107,18 +107,18 @@ class LaunchNote(Model, frozen=True):
     Attributes:
         wall_s: Duration in seconds; 0 if the launch did not end.
         has_result: Whether the launch left a valid result.
-        measures: Whether a result can be compared; the values of a function are the test's own.
         traces: Notes on the files that a profiler left.
         folder: The run folder; empty if the launch did not end.
         failure: The diagnosis of a launch that failed.
+        measures: Whether a result can be compared; the values of a function are the test's own.
     """
 
     wall_s: float = 0.0
     has_result: bool = False
-    measures: bool = True
     traces: tuple[str, ...] = ()
     folder: str = ""
     failure: LaunchFailure | None = None
+    measures: bool = True
 
 
 class TestRecord(Model, frozen=True):
@@ -132,8 +132,8 @@ class TestRecord(Model, frozen=True):
         launches: All launches, in order.
         lacked_devices: The reason why the host has too few devices for the test; None if it has enough.
         can_launch: Whether the test has a fixture that launches.
-        line: Line of the file at which the test begins; 0 if unknown.
         platform: Platform of the test's world; empty if the test has no world.
+        line: Line of the file at which the test begins; 0 if unknown.
     """
 
     __test__ = False
@@ -146,8 +146,8 @@ class TestRecord(Model, frozen=True):
     launches: tuple[LaunchNote, ...] = ()
     lacked_devices: str | None = None
     can_launch: bool = False
-    line: int = 0
     platform: str = ""
+    line: int = 0
 
     @property
     def verdicts(self) -> list[Verdict]:

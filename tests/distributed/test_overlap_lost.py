@@ -22,7 +22,6 @@ def test_not_ahead(workload):
 """
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("lost", "ratio"), [("in_line", "0"), pytest.param("not_ahead", r"0(\.0\d*)?", marks=pytest.mark.extended)]
 )
