@@ -229,17 +229,19 @@ def test_warm_launches_of_both_versions_run_their_own_code_all_of_it(run, projec
     assert "ImportError: the launch of HEAD has imported elsewhere from the code under test: " in said
 
 
+def other_environment(prefix: Path) -> Path:
+    """Make an environment that uses this one's torch, and return its folder of packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, timeout=150)
+    [there] = prefix.glob("lib/python*/site-packages")
+    packages = [entry for entry in sys.path if Path(entry).name == "site-packages"] or site.getsitepackages()
+    write(there / "base.pth", "\n".join(packages) + "\n")
+    return there
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("launcher", ["torchrun", "forkserver"])
 def test_other_environments_reference_runs_what_is_installed_there(run, project, tmp_path, launcher):
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True, timeout=150)
-    [there] = (tmp_path / "other").glob("lib/python*/site-packages")
-    harness = Path(pytest_aorta.__file__).parent
-    shutil.copytree(harness, there / "pytest_aorta")
-    write(there / "pytest_aorta/worker/recorder.py", (harness / "worker/recorder.py").read_text() + "\nTHERE = True\n")
-    # The other environment uses this environment's torch.
-    packages = [entry for entry in sys.path if Path(entry).name == "site-packages"] or site.getsitepackages()
-    write(there / "base.pth", "\n".join(packages) + "\n")
+    there = other_environment(tmp_path / "other")
     write(there / "library/__init__.py", f"VERSION = {OLD}.0\n")
     write(project / "data.txt", f"{OLD}")
     write(project / "helper.py", "import library\nVERSION = library.VERSION\n")
@@ -249,3 +251,23 @@ def test_other_environments_reference_runs_what_is_installed_there(run, project,
     assert (old["launcher"], new["launcher"]) == (launcher, launcher)
     assert old["metrics"] == {"helper": [OLD] * 2, "library": [OLD] * 2, "data": [OLD] * 2}
     assert new["metrics"] == {"helper": [NEW] * 2, "library": [NEW] * 2, "data": [OLD] * 2}
+
+
+@pytest.mark.extended
+def test_command_whose_ranks_leave_the_other_environment_fails(run, project, tmp_path):
+    other_environment(tmp_path / "other")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "program.py"]
+    write(project / "program.py", SCRIPT.replace("import helper, library", "").partition("recorder.metric")[0])
+    write(
+        project / "test_program.py",
+        f"""
+import pytest
+
+@pytest.mark.world(size=2, device="cpu")
+def test_program(distributed_world):
+    distributed_world.again(distributed_world.run_command({command}), reference=True)
+""",
+    )
+    said = run(f"--aorta-ab=python:{tmp_path}/other/bin/python", "-k", "test_program", "test_program.py")
+    assert "1 failed" in said, said
+    assert f"ran in {sys.prefix} instead of {tmp_path}/other; start ranks by python -m" in said, said

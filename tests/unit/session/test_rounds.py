@@ -1,5 +1,6 @@
 """Rounds of launches until a comparison is decided, and the text of its end."""
 
+import sys
 from itertools import cycle
 from pathlib import Path
 
@@ -265,3 +266,29 @@ def test_commands_are_those_of_a_run_with_or_without_another_version(version, st
 def test_command_names_the_devices_that_the_run_could_see(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert Repeated("a::b").command() == "CUDA_VISIBLE_DEVICES=2,3 pytest a::b"
+
+
+@pytest.mark.parametrize(
+    ("version", "ends"),
+    [
+        ("main", "main HEAD"),
+        ("with:torch==2.12.1", f"with:torch==2.12.1 python:{sys.executable} --over=packages"),
+        ("main with:torch==2.12.1", None),
+        ("env:NCCL_ALGO=Ring", None),
+        ("HEAD", None),
+    ],
+)
+def test_failed_ab_tells_how_the_sides_differ_and_what_finds_the_change(version, ends):
+    there = make_facts(weight_hashes={"4": "a" * 16})
+    there = there.replace(provenance=there.provenance.replace(side=f"{version}: torch 2.12.1 -> 2.13.0"))
+    here = make_facts(weight_hashes={"4": "b" * 16})
+    pairs = PairedComparison("case", parse_tolerances({"weight_hash": "exact"}, "x"), ["weight_hash"], 1, version)
+    failing = pairs.judge([here], [there]).failing({Outcome.MISSING})
+    sides = [compared("case", facts, side=side) for facts, side in ((here, Side.CANDIDATE), (there, Side.REFERENCE))]
+    launches = tuple(launch for side in sides for launch in side.launches)
+    ended = sides[0].replace(launches=launches, workload="toy", platform="cpu-x1-gloo", baseline=str(FILE))
+    lines = comparison_text(ended, failing, Repeated("test_a.py::test_x", version=version)).splitlines()
+    assert f"  baseline  {version}, launched in turn with this code" in lines
+    assert "  differs   torch 2.12.1 -> 2.13.0" in lines
+    found = [line for line in lines if line.startswith("  find ")]
+    assert found == ([f"  find      aorta bisect {ends} -- test_a.py::test_x"] if ends else [])
