@@ -187,6 +187,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         memory_growth_bytes: its growth within the launch on each rank, likewise.
         cpu_wait: for which part of the steps' time ranks waited for a CPU, at most: the sum over ranks and threads;
             None if it is not known.
+        gc_ms: time of a step in which each rank collected garbage, a mean over steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.overlap.Part`; empty if no
             step was profiled.
@@ -216,6 +217,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
     cpu_wait: NotNegative | None = None
+    gc_ms: list[Milliseconds] = field(default_factory=list)
     exposed_ms: dict[str, Milliseconds] = field(default_factory=dict)
     breakdown_ms: dict[str, Milliseconds] = field(default_factory=dict)
     sm_clock_mhz: float | None = None
@@ -305,6 +307,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
         ),
         cpu_wait=_cpu_wait([rank.cpu_wait for rank in result.ranks]),
+        gc_ms=_short([rank.gc_ms for rank in result.ranks]),
         exposed_ms=_exposed(result.overlap),
         breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),

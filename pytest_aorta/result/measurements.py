@@ -123,6 +123,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         memory_bytes: memory in use before evenly spaced steps, fewer than 24 of them.
         cpu_wait: for which part of the steps' time threads of this rank waited for a CPU, summed over threads; None on
             accelerators, and where it is not known.
+        gc_ms: time of a step in which Python collected garbage, a mean over steps.
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
             same on every rank.
         profile: the profiled steps; empty if no step was profiled.
@@ -146,6 +147,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     collective_ms: list[Milliseconds] = field(default_factory=list)
     memory_bytes: list[Count] = field(default_factory=list)
     cpu_wait: NotNegative | None = None
+    gc_ms: Milliseconds = 0.0
     tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None

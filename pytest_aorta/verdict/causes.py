@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from statistics import median, mode
 
@@ -36,6 +36,8 @@ _LAUNCHES_PER_OUTLIER = 10
 _IDLE_OF_LAG = 0.75
 # The largest increase of the straggler's own compute, as a fraction of its lag, beside such an explanation.
 _COMPUTE_OF_LAG = 0.5
+# The least part of the straggler's lag that is named as garbage collection.
+_GC_OF_LAG = 0.1
 # The least growth from a launch's first step to its last that is reported.
 STEP_GROWTH = ByDevice(0.03, cpu=0.5)
 # Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
@@ -54,12 +56,14 @@ class Straggler:
         increase_ms: The increase of this difference over the reference; None if the reference has no known waits.
         idle_ms: The increase of the time per step in which no stream of a device is busy, a mean over ranks, if late
             hosts of all ranks explain the lag; None if they do not.
+        gc_ms: The increase of the time per step in which it collects garbage.
     """
 
     rank: int
     lag_ms: float
     increase_ms: float | None = None
     idle_ms: float | None = None
+    gc_ms: float = 0.0
 
     def note(self, side: str) -> str:
         """Return the line for a failure; ``side`` is the word for the reference."""
@@ -69,9 +73,12 @@ class Straggler:
             )
             last = f"rank {self.rank} arrives last, its peers wait {self.increase_ms:.3g} ms/step longer"
             return f"no straggler: {late}; {last}"
+        lag_ms = self.lag_ms if self.increase_ms is None else self.increase_ms
+        gc_ms = min(self.gc_ms, lag_ms)
+        garbage = f"; garbage collection takes {gc_ms:.3g} ms of it" if gc_ms >= _GC_OF_LAG * lag_ms else ""
         if self.increase_ms is None:
-            return f"rank {self.rank} is late: others wait {self.lag_ms:.3g} ms/step for it"
-        return f"rank {self.rank} is late: others wait {self.increase_ms:.3g} ms/step longer for it than in the {side}"
+            return f"rank {self.rank} is late: others wait {lag_ms:.3g} ms/step for it{garbage}"
+        return f"rank {self.rank} is late: others wait {lag_ms:.3g} ms/step longer for it than in the {side}{garbage}"
 
 
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
@@ -106,9 +113,13 @@ def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
     if last < 0 or shifts[last] <= needed:
         return None
     lag_ms, increase_ms = float(now[last]), float(shifts[last])
+    gc_ms = [
+        median([one.gc_ms[last] for one in side if last < len(one.gc_ms)] or [0.0]) for side in (launches, reference)
+    ]
+    found = Straggler(last, lag_ms, gc_ms=gc_ms[0] - gc_ms[1])
     if not known:
-        return Straggler(last, lag_ms)
-    return Straggler(last, lag_ms, increase_ms, _late_hosts_ms(launches, reference, increase_ms))
+        return found
+    return replace(found, increase_ms=increase_ms, idle_ms=_late_hosts_ms(launches, reference, increase_ms))
 
 
 def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], lag_ms: float) -> float | None:

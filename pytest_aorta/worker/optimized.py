@@ -305,10 +305,14 @@ class Optimized:
 
     def hash_state(self) -> None:
         """Hash what else the next step goes on from, before the optimizer makes it, if that is asked for."""
-        if (optimizer := self.optimizer()) is None or self.num_steps > self._every or not self._every:
+        if (optimizer := self.optimizer()) is not None:
+            self._hash_state(self._named(optimizer), optimizer.state)
+
+    def _hash_state(self, named: Sequence[tuple[str, torch.Tensor]], held_by: Mapping[torch.Tensor, Any]) -> None:
+        if self.num_steps > self._every or not self._every:
             return
-        names = {id(part): logical_name(name) for name, part in self._named(optimizer)}
-        state = [(names.get(id(part), ""), held) for part, held in optimizer.state.items()]
+        names = {id(part): logical_name(name) for name, part in named}
+        state = [(names.get(id(part), ""), held) for part, held in held_by.items()]
         models = [model for known in self._untrained if (model := known()) is not None]
         averages = [(type(model).__name__, model.state_dict()) for model in models]
         for hashes, holders in ((self.state, state), (self.averages, averages)):
@@ -318,20 +322,21 @@ class Optimized:
             hashes.add(self.num_steps, zip(unique, (value for _, value in tensors), strict=True))
 
     def hash_at_the_end(self) -> None:
-        """Have the parameters hashed when the optimizer is freed, in case that the script drops it with the model."""
+        """Have parameters and state hashed when the optimizer is freed, in case the script drops it with the model."""
         if (optimizer := self.optimizer()) is None:
             return
         if self._last_words is not None:
             self._last_words.detach()
-        # The optimizer keeps the tensors alive itself, and this list is dropped with it.
+        # The optimizer keeps the tensors alive itself, and these are dropped with it.
         named = self._named(optimizer)
-        self._last_words = weakref.finalize(optimizer, self._hash_freed, named)
+        self._last_words = weakref.finalize(optimizer, self._hash_freed, named, optimizer.state)
         self._last_words.atexit = False
 
-    def _hash_freed(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _hash_freed(self, named: Sequence[tuple[str, torch.Tensor]], state: Mapping[torch.Tensor, Any]) -> None:
         # The collector may free an optimizer while torch traces with fake tensors.
         with disable_current_modes():
             self._hash(named, again=True)
+            self._hash_state(named, state)
         self._owners.clear()
 
     def stop(self) -> None:

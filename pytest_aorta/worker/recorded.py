@@ -57,6 +57,7 @@ class Recorded:
             collective_ms=timer.collective_ms(),
             memory_bytes=timer.memory_bytes(),
             cpu_wait=timer.cpu_wait(),
+            gc_ms=timer.gc_ms(),
         )
 
 

@@ -1,6 +1,7 @@
 """Times of the steps on a rank, with the number of entered steps and memory in use; the measured loop of a workload."""
 
 import functools
+import gc
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -52,10 +53,28 @@ class Progress:
         self._number[0] = step
 
 
+class _Collections:
+    """The time for which this process has has collected garbage."""
+
+    def __init__(self) -> None:
+        self.total_ns = self._began_ns = 0
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._began_ns = time.perf_counter_ns()
+        else:
+            self.total_ns += time.perf_counter_ns() - self._began_ns
+
+
+collections = functools.cache(_Collections)
+
+
 @dataclass(slots=True)
 class _OpenStep:
     """A step that has begun, with the stretches that do not count."""
 
+    collected_ns: int
     memory_bytes: int | None
     began_ns: int
     begin: Moment
@@ -79,6 +98,7 @@ class StepTimer:
         self._began_ns: list[int] = []
         self._ended_ns: list[int] = []
         self._memory_bytes: list[int] = []
+        self._collections, self._collected_ns = collections(), 0
         # When waits for a CPU were read, and how long they were until then.
         self._waits: list[tuple[float, float | None]] = []
         on_device = on_accelerator(device)
@@ -102,7 +122,7 @@ class StepTimer:
         if count.bit_count() < 2 and not on_accelerator(self.device):
             self._waits.append((time.perf_counter(), _waited_s()))
         memory_bytes = None if count % self._memory_every else memory_in_use(self.device)
-        self._open = _OpenStep(memory_bytes, time.time_ns(), self._now())
+        self._open = _OpenStep(self._collections.total_ns, memory_bytes, time.time_ns(), self._now())
 
     def close(self) -> bool:
         """End the step that has begun, and return whether there was one."""
@@ -111,6 +131,7 @@ class StepTimer:
         self._moments.append((step.begin, self._now(), step.pauses))
         self._ended_ns.append(time.time_ns())
         self._began_ns.append(step.began_ns)
+        self._collected_ns += self._collections.total_ns - step.collected_ns
         if step.memory_bytes is not None:
             self._memory_bytes.append(step.memory_bytes)
             if len(self._memory_bytes) == MOST_READINGS:
@@ -167,6 +188,10 @@ class StepTimer:
             return None
         # The waits of a process that has ended are gone.
         return max(0.0, after_s - before_s) / (ended_s - began_s)
+
+    def gc_ms(self) -> float:
+        """Return the milliseconds of a step in which this process collected garbage, a mean over steps."""
+        return self._collected_ns / 1e6 / max(self.num_steps, 1)
 
     def memory_bytes(self) -> list[int]:
         """Return the bytes in use before evenly spaced steps: allocated on the device, or resident on CPU."""

@@ -82,6 +82,8 @@ for step in range(begin, int(sys.argv[1])):
         state = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(state, snapshot)
     dist.barrier()
+if begin:  # whether an optimizer outlives the script depends on the collector
+    del optimizer
 dist.destroy_process_group()
 """
 INNER = """

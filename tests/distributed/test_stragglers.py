@@ -6,6 +6,7 @@ from statistics import median
 import pytest
 
 from pytest_aorta.result.facts import rank_lags_ms
+from pytest_aorta.verdict.causes import straggler
 
 SCRIPT = Path(__file__).parent / "scripts" / "sleeping_rank.py"
 SLEEP_MS = 400
@@ -36,3 +37,27 @@ def test_built_in_workload_records_the_waits_of_every_step(workload):
     for *waits_ms, step_ms in zip(*result.collective_ms, result.step_times_ms, strict=True):
         assert sum(waits_ms) < step_ms
     assert sum(map(sum, result.collective_ms)) > 0
+
+
+COLLECTING = """
+import gc
+import torch, torch.distributed as dist
+from pytest_aorta.worker import recorder
+
+dist.init_process_group("gloo")
+kept = [[number] for number in range(2_000_000 * dist.get_rank())]
+for _ in range(6):
+    with recorder.step():
+        if dist.get_rank() == 1:
+            gc.collect()
+        dist.all_reduce(torch.ones(8))
+"""
+
+
+def test_late_rank_that_collects_garbage_is_said_to(workload, tmp_path):
+    (tmp_path / "collecting.py").write_text(COLLECTING, encoding="utf-8")
+    facts = workload.run_script(tmp_path / "collecting.py").facts
+    found = straggler([facts])
+    assert facts.gc_ms[1] > 10 * facts.gc_ms[0]
+    assert f"garbage collection takes {min(facts.gc_ms[1], found.lag_ms):.3g} ms of it" in found.note("baseline")
+    assert "garbage" not in straggler([facts], [facts.replace(rank_lag_ms=[0.0, 0.0])]).note("baseline")
