@@ -272,8 +272,8 @@ def test_without_gpus_the_test_is_of_the_numerics_lane_and_compares_no_times(fol
         ((6.0, 6.01), "2%", "kernel_ms is compared with a tolerance of 2%"),
         ((6.0, 6.02), "5%", "kernel_ms is compared with a tolerance of 5%"),
         ((0.06, 0.06), "5%", "kernel_ms is compared with a tolerance of 5%"),
-        ((6.0, 7.0), None, "times have no marker: kernel_ms of two launches differs by 16.67%"),
-        (None, None, "times have no marker: no kernels were timed"),
+        ((6.0, 7.0), None, "Times have no marker: kernel_ms of two launches differs by 16.67%"),
+        (None, None, "Times have no marker: no kernels were timed"),
     ],
 )
 def test_on_gpus_times_of_kernels_get_a_tolerance_that_launches_can_decide(folder, launches, times_ms, marker, said):

@@ -212,7 +212,7 @@ def test_gross_changes_of_unmarked_times_of_cpu_ranks_are_found(launch, recorded
 
 
 @pytest.mark.parametrize(("cpu_wait", "is_open"), [(0.1, True), (1.5, False)])
-def test_further_launches_are_not_asked_for_where_waits_for_a_cpu_could_double_a_step(cpu_wait, is_open):
+def test_no_further_launch_where_waits_for_a_cpu_could_double_a_step(cpu_wait, is_open):
     noisy = [quick(factor * 10.0) for factor in (1.0, 3.0, 1.2, 2.5)]
     verdicts = check(quick(18.0, cpu_wait=cpu_wait), baseline=make_baseline(launches=stored(*noisy)), max_launches=5)
     assert isinstance(verdicts["step_time_p10"].state, Open) is is_open

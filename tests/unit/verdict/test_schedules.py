@@ -88,7 +88,7 @@ def test_a_sender_that_is_later_is_named():
     assert row.detail.endswith(": send_recv waits for rank 0 for 107 us (was: 0 us)")
 
 
-def test_a_longer_step_whose_collectives_stay_as_hidden_names_the_operators_that_came():
+def test_a_longer_step_with_collectives_as_hidden_names_new_operators():
     sin = Node(Work.COMPUTE, "aten::sin", 0, [len(GOOD.nodes) - 1], num_bytes=1 << 30)
     more = GOOD.replace(nodes=[*GOOD.nodes, sin])
     usual, longer = ([CostsOfRanks([0, 1], Costs(operators={"aten::mm": 99} | new))] for new in ({}, {"aten::sin": 1}))
