@@ -626,6 +626,20 @@ def test_requirement_that_can_not_be_installed_is_reported_in_the_installers_wor
             References(f"with:marked==9 python:{environment}", project, print).open()
 
 
+def test_lock_file_of_uv_is_installed_by_uv(environment, project, wheels):
+    write(project / "pyproject.toml", '[project]\nname = "x"\nversion = "1"\ndependencies = ["marked<2", "needed"]\n')
+    make_wheel(wheels, "needed", "1.0", path=str(wheels.with_name("needed")))
+    side = f"lock:uv.lock python:{environment}"
+    uv = shutil.which("uv", path=cache.command_environment()["PATH"])
+    if uv is None:
+        write(project / "uv.lock")
+        with pytest.raises(SpecError, match=r"--aorta-ab=lock:uv.lock .*uv.lock: it needs uv, which is not installed"):
+            References(side, project, print).open()
+        return
+    subprocess.run([uv, "lock", "-q"], cwd=project, check=True)
+    assert versions_of(References(side, project, print).open()) == {"marked": "1.0"}
+
+
 def test_variable_that_no_config_may_set_is_refused(project):
     with pytest.raises(SpecError, match=r"--aorta-ab=env:LD_PRELOAD=x: env: .*got \['LD_PRELOAD'\], allowed"):
         check_reference("env:LD_PRELOAD=x", project)
