@@ -75,7 +75,10 @@ def _multiplied(words: list[str], name: str, factor: int) -> list[str]:
             raise SpecError(f"{name}: got {text!r} in the script's arguments, allowed is an integer")
         new = str(int(text) * factor)
         return [*words[:at], f"{name}={new}" if equals else new, *words[at + 1 :]]
-    raise SpecError(f"{name}: the script's arguments {words} lack it; give it there with its number on one rank")
+    raise SpecError(
+        f"{name}: the script's arguments {words} lack it; add {name}=N, with the number of one rank; a script without "
+        f"it needs parser.add_argument({name!r}, type=int), and has to use that number"
+    )
 
 
 def shown(other: Sequence[str] | Mapping[str, Any]) -> str:
