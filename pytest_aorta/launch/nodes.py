@@ -101,23 +101,25 @@ def take_part(run_dir: Path, node: int) -> bool:
     """
     terminated = list[int]()
     before = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
-    plan = _joined(run_dir, node)
     try:
-        _check(plan)
-        outcome = _run(plan, terminated)
-    except AortaError as error:
-        outcome = LaunchOutcome(EndReason.NODE_MISMATCH, None, (), (), 0.0, detail=str(error))
-    if outcome.reason == EndReason.EXIT and outcome.agent_status:
-        # Ranks of other nodes get time to write their errors.
-        time.sleep(plan.limits.error_grace_s)
-    if terminated and not _is_stopping(plan):
-        outcome = outcome.replace(reason=EndReason.NODE_LOST, detail="its agent was sent SIGTERM")
-    keep_outcome(plan, outcome)
-    is_well = _is_well(outcome)
-    if not is_well:
-        (run_dir / STOPPING_FILE).touch()
-    signal.signal(signal.SIGTERM, before)
-    return is_well
+        plan = _joined(run_dir, node)
+        try:
+            _check(plan)
+            outcome = _run(plan, terminated)
+        except AortaError as error:
+            outcome = LaunchOutcome(EndReason.NODE_MISMATCH, None, (), (), 0.0, detail=str(error))
+        if outcome.reason == EndReason.EXIT and outcome.agent_status:
+            # Ranks of other nodes get time to write their errors.
+            time.sleep(plan.limits.error_grace_s)
+        if terminated and not _is_stopping(plan):
+            outcome = outcome.replace(reason=EndReason.NODE_LOST, detail="its agent was sent SIGTERM")
+        keep_outcome(plan, outcome)
+        is_well = _is_well(outcome)
+        if not is_well:
+            (run_dir / STOPPING_FILE).touch()
+        return is_well
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_well(outcome: LaunchOutcome) -> bool:

@@ -77,7 +77,7 @@ SHOWN = [
     "*LaunchError: wrong on 3 cpu ranks: rank exception: rank 2 failed first: AssertionError: rank too large",
     "E * assert 2 < 2",
     'E * File "*test_bodies.py", line *, in wrong',
-    "*then ranks 0, 1: *",
+    "*then rank*",
     "*LaunchError: late on 3 cpu ranks: hang in collective: ranks 0, 2 gave up waiting for rank 1",
     "*rank 1, step 0: late (*test_bodies.py:*",
     "*3 of 7 tests failed, 3 tests failed without a verdict, 9 launches in *",
