@@ -89,8 +89,7 @@ def capture_overlap(
 
     A gzipped Chrome trace of ``num_steps`` steps, with the host's operators, is kept at ``trace_path``, or in the
     rank's folder if the launch asks for traces. On a device the trace shows ``num_steps`` further steps, which run last
-    and without a head start, since recording operators makes steps slower. If the launch asks for traces by a schedule
-    and ``trace_path`` is None, further steps run by this schedule, and only their traces are kept.
+    and without a head start, since recording operators makes steps slower.
 
     Args:
         step: Runs one training step.
@@ -102,7 +101,7 @@ def capture_overlap(
 
     If a trace of any rank is too large to be read, the capture of every rank has no steps, but a ``problem`` that names
     the size, the limit and the remedy, and a warning contains the problem. A trace that is only to be kept is then left
-    out with a warning. Under a profiler that starts torchrun, nothing runs, and the ``problem`` names the profiler.
+    out with a warning.
 
     Raises:
         RuntimeError: The step or its caller runs ``torch.profiler``.
