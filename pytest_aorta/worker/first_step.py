@@ -25,7 +25,7 @@ from pytest_aorta.worker.collectives import reduced_types
 from pytest_aorta.worker.finite import Optimizers, roots, untraced
 from pytest_aorta.worker.layout import is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.replacing import replace
-from pytest_aorta.worker.torch_private import BaseDataLoaderIter, FakeTensor
+from pytest_aorta.worker.torch_private import BaseDataLoaderIter, FakeTensor, makes_state_alone
 from pytest_aorta.worker.training import GENERATORS, hashed_samples, parts_of_samples, tensors_in
 from pytest_aorta.worker.weight_hash import logical_name
 
@@ -165,7 +165,7 @@ class FirstStep:
                 self._gradients.setdefault(id(part), part.grad.detach().clone())
 
     def _begin_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        if id(optimizer) in self._begun:
+        if id(optimizer) in self._begun or makes_state_alone(optimizer):
             return
         self._begun.add(id(optimizer))
         self._optimizers.add(optimizer)
@@ -188,6 +188,8 @@ class FirstStep:
                     self._parts[kept.key(kept.NORM, logical_name(name))] = np.array(self._norms[id(part)])
 
     def _end_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if id(optimizer) not in self._begun:
+            return
         self._num_steps += 1
         if id(optimizer) in self._ended:
             return

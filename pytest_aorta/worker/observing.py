@@ -42,7 +42,13 @@ from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.replacing import replace
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
-from pytest_aorta.worker.torch_private import STEP_OPTIMIZER, BaseDataLoaderIter, FakeTensor, autocast_of
+from pytest_aorta.worker.torch_private import (
+    STEP_OPTIMIZER,
+    BaseDataLoaderIter,
+    FakeTensor,
+    autocast_of,
+    makes_state_alone,
+)
 from pytest_aorta.worker.training import Inputs, random_state
 
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
@@ -94,6 +100,8 @@ class Observer:
         self._unwatched: list[weakref.ref[Optimizer]] = []
         self._gradients: weakref.WeakKeyDictionary[Optimizer, Gradients] = weakref.WeakKeyDictionary()
         self._stepping: list[Optimizer] = []
+        # Whether the step that runs only creates state.
+        self._is_no_step = False
         self._stepped_within: list[Optimizer] = []
         self._is_in_backward = self._is_counting = self._is_stopped = False
         self._turn = 0
@@ -213,6 +221,9 @@ class Observer:
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
         if len(self._stepping) > 1:
             return
+        self._is_no_step = makes_state_alone(optimizer)
+        if self._is_no_step:
+            return
         if (found := self._find(optimizer)) is None:
             found = self._new(optimizer)
             if self.record.hash_weights and not (self._is_counting or self._is_simulated):
@@ -232,7 +243,7 @@ class Observer:
         """End a step of an optimizer and begin the next, unless the optimizer is a part of another one that steps."""
         if self._stepping:
             self._stepping.pop()
-        if self._stepping:
+        if self._stepping or self._is_no_step:
             return
         if self._is_in_backward:
             # Where a hook of each gradient steps an optimizer; a profiler that begins there would end with the hook.

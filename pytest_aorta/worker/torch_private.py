@@ -23,6 +23,7 @@ Each of the following goes when its replacement is in the oldest supported versi
 
 import sys
 from collections.abc import Callable, Collection, Mapping
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ __all__ = [
     "is_flat_parameter",
     "is_traceable_wrapper_subclass_type",
     "keep_from_compiler",
+    "makes_state_alone",
     "profiler_enabled",
     "sequence_number",
     "tree_leaves",
@@ -90,6 +92,15 @@ STEP_OPTIMIZER = Optimizer.profile_hook_step(len).__code__
 CALL_MODULE_NAME, RUN_BACKWARD_NAME = "_call_impl", "_engine_run_backward"
 # Names of modules with which torch wraps others: torch.compile, activation checkpointing and FSDP1.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+def makes_state_alone(optimizer: Optimizer) -> bool:
+    """Return whether the step that begins is one of torch's checkpoints, which creates state and changes no weight."""
+    checkpoints = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    if optimizer.state or checkpoints is None:
+        return False
+    code = checkpoints._init_optim_state.__code__
+    return any(frame.f_code is code for frame, _ in walk_stack(sys._getframe()))
 
 
 def fake_store() -> Any:

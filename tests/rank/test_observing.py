@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.utils.checkpoint import checkpoint
 
 from pytest_aorta.plan.launch_plan import StepRecording
@@ -64,6 +65,17 @@ def train(steps: int, each: Callable[..., object] = lambda *_: None) -> tuple[Ne
 def only(result: RankResult) -> Series:
     [series] = result.series
     return series
+
+
+def test_the_step_by_which_a_checkpoint_makes_state_is_none_of_the_training(recording):
+    model = Net(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    get_state_dict(model, optimizer)
+    for _ in range(3):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    series = only(recording.result())
+    assert (series.num_steps, [*series.loss]) == (3, ["1", "2", "3"])
 
 
 def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recording):
