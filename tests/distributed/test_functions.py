@@ -99,6 +99,7 @@ def test_functions_return_values_or_fail_with_the_rank_and_its_error(bodies):
     result.stdout.fnmatch_lines(SHOWN)
 
 
+@pytest.mark.extended
 def test_functions_are_found_where_the_path_lacks_the_folder_of_their_package(bodies):
     result = bodies.runpytest_subprocess("--import-mode=importlib", "-k", "values")
     result.assert_outcomes(passed=1)

@@ -585,6 +585,7 @@ def versions_of(reference: Reference) -> dict[str, str]:
     return {name: version for name, version in known.items() if name in ("marked", "toys")}
 
 
+@pytest.mark.extended
 def test_environment_with_a_requirement_is_built_once_and_leaves_its_base_alone(environment, project, wheels):
     said: list[str] = []
     side = f"with:toys>=2 python:{environment} env:NCCL_ALGO=Ring"
