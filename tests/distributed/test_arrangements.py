@@ -15,11 +15,9 @@ IN_CI = (
     "",
     "fsdp2",
     "times_ranks",
-    "norm_reduced_twice",
     "expert_lost",
     "ddp_reduced_in_bfloat16",
     "same_data",
-    "rate_by_ranks",
 )
 SHARED = [
     {"tensor_parallel_degree": 2, "batch_size": 4},
@@ -78,6 +76,7 @@ def test_ranks_that_share_samples_compute_the_gradients_of_one_rank(workload):
     assert len(found) == 5
 
 
+@pytest.mark.extended
 def test_layout_that_trains_on_fewer_samples_is_not_judged(workload):
     with pytest.raises(ComparisonFailed, match=r"other samples: 2 of 4; .*gradients are not judged"):
         workload.compare_arrangements({"workload": "llama_fsdp2"}, others=[{"tensor_parallel_degree": 2}])

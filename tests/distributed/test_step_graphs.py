@@ -167,10 +167,7 @@ PROGRAMS = {
 
 
 # The others run nightly.
-OFTEN = (
-    *("FSDP2", "FSDP2, gathers wait", "DDP", "by hand in backward", "FSDP1"),
-    *("tensor parallel", "experts, in line"),
-)
+OFTEN = ("FSDP2, gathers wait", "DDP", "FSDP1", "tensor parallel")
 
 
 def _case(name):

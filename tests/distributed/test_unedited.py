@@ -65,6 +65,7 @@ def test_script_may_leave_its_folder_and_clear_its_environment(tmp_path):
     assert [rank["num_steps"] for rank in ranks] == [9, 9]
 
 
+@pytest.mark.extended
 def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
     shown, (own, other) = recorded(tmp_path, "local_sgd")
     # The ranks train on their own data until the averages after steps 3, 6 and 9.
@@ -83,6 +84,7 @@ def test_ddp_is_simulated_with_the_costs_of_real_ranks(tmp_path, options):
     assert (row[1], round(float(row[2]) * 2**20), row[5]) == (collectives, int(num_bytes.replace(",", "")), flops)
 
 
+@pytest.mark.extended
 def test_rank_that_hangs_is_in_the_step_that_the_user_counts(tmp_path):
     shutil.copy(LOOPS, tmp_path / "train.py")
     done = aorta(tmp_path, "--script", "train.py", "--", "hang")
