@@ -276,7 +276,7 @@ def _outcome_of(plan: LaunchPlan, node: int, outcome: LaunchOutcome) -> LaunchOu
             return read_model(folder / OUTCOME_FILE, LaunchOutcome, max_bytes=_MAX_BYTES)
     if _hello(folder):
         return LaunchOutcome(EndReason.NODE_LOST, None, (), (), 0.0, detail="its agent has left no outcome")
-    present = [name for other in range(plan.world.nodes) if "(" in (name := _name(plan, other))]
+    present = [_name(plan, other) for other in range(plan.world.nodes) if _hello(node_folder(plan.run_dir, other))]
     status = outcome.agent_status
     how = "was ended" if status is None else f"ended with exit code {status}"
     there = f"{len(present)} of {plan.world.nodes} nodes had an agent{': ' * bool(present)}{', '.join(present)}"

@@ -120,7 +120,7 @@ def without_path(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an environment is built from.
+    """The parts that an environment is built from.
 
     Attributes:
         base: The environment whose interpreter it has.

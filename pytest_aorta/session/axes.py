@@ -22,7 +22,7 @@ GOOD: Point = frozenset()
 
 
 class Over(StrEnum):
-    """What a search is over; each value is the plural of what it names."""
+    """The kind of changes that a search is over; each value is the plural of what it names."""
 
     COMMITS = "commits"
     PACKAGES = "packages"

@@ -288,13 +288,13 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     if is_stored and not again.version and not reasons.isdisjoint(DIFFERS):
         yield "compare", again.command("--aorta-ab=python:PATH")
     good = version or (again.commit[0] if again.commit else "")
-    is_bisectable, ends = again.has_later, [good, "HEAD"]
+    is_bisectable, ends = version is None and again.has_later, [good, "HEAD"]
     if version:
         side = parse_side(version)
         is_bisectable = side.commit == version != "HEAD" or (side.has_environment and not side.commit)
         if side.has_environment:
             ends = [version, shlex.join([f"python:{sys.executable}"]), "--over=packages"]
-    if Outcome.REGRESSION in outcomes and is_stored and good and is_bisectable and version != "":
+    if Outcome.REGRESSION in outcomes and is_stored and good and is_bisectable:
         yield "find", shlex.join(["aorta", "bisect", *ends, "--", again.test, *again.options])
     remedy = next((how for reason, how in _REMEDIES.items() if reason in reasons), None)
     if any(row.remedy for row in rows) or (is_stored and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}):

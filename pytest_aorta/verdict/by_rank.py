@@ -108,9 +108,7 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
 
 def cost_text(row: Row, cost: Cost, rank: int) -> str:
     """Return the parts of a cost that came or went on a rank in the last launch; empty if none did."""
-    changes = (
-        cost_changes(row.launches[-1], row.others, cost, varying(row.others, cost)) if row.others[-1].costs else []
-    )
+    changes = cost_changes(row.launches[-1], row.others, cost, varying(row.others, cost))
     worst = next((change for change in changes if change.rank == rank and change.parts), None)
     return _text(row, cost, worst, changes) if worst else ""
 

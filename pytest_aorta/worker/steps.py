@@ -54,7 +54,7 @@ class Progress:
 
 
 class _Collections:
-    """The time for which this process has has collected garbage."""
+    """The time for which this process has collected garbage."""
 
     def __init__(self) -> None:
         self.total_ns = self._began_ns = 0

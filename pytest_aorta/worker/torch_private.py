@@ -10,6 +10,7 @@ Each of the following goes when its replacement is in the oldest supported versi
 - ``foreach_norm``: with a public name, as that of ``torch.nn.utils.get_total_norm`` is, but with one norm a tensor;
 - the code of a module's call and of an optimizer's step, and names of functions on the stack: with hooks that tell
   which module, or which step of an optimizer, runs;
+- ``makes_state_alone``: with a checkpoint that creates an optimizer's state without a step;
 - the registry of process groups, and their rendezvous: with a group that frees its last collective without the GIL,
   and with a default group that may meet twice (``groups.py``);
 - ``FakeStore``, and the replaced functions of ``simulation.py``: with a public process group that exchanges nothing;
