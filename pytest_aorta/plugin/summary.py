@@ -89,7 +89,8 @@ def _within_limits(records: Sequence[TestRecord]) -> Iterator[str]:
     for record in records:
         for row in record.verdicts:
             if row.is_within_limit:
-                yield f"{_name(record, row.case)}: {row.metric} {row.both}, within its limit of {row.tolerance}: {row.detail}"
+                change = f"{row.metric} {row.both}, within its limit of {row.tolerance}"
+                yield f"{_name(record, row.case)}: {change}: {row.detail}"
 
 
 def _warnings(records: Sequence[TestRecord]) -> list[str]:
