@@ -197,6 +197,11 @@ class Verdict(Model, frozen=True):
         return isinstance(self.state, Decided | Open)
 
     @property
+    def is_within_limit(self) -> bool:
+        """Return True for a cost of a step that changed, and by no more than its tolerance."""
+        return self.outcome is Outcome.PASS and bool(self.delta) and metric_of(self.metric).cost is not None
+
+    @property
     def is_lost(self) -> bool:
         """Return True if the launch lacks the metric or a fact needed to compare it. This always fails the test."""
         return isinstance(self.state, Missing) and self.state.part is MissingPart.CANDIDATE_VALUE
