@@ -81,7 +81,7 @@ def test_unedited_script_measures_its_metrics(workload, tmp_path):
 COLD = """
 import pytest
 
-@pytest.mark.world(size=1, device="cuda")
+@pytest.mark.world(size=1, device="cuda", warm=False)
 def test_traced(workload):
     result = workload.run("llama_fsdp2", steps=3, warmup=1, n_layers=1, profile_steps=0)
     assert (result.profiler, result.launcher) == ("torch", "torchrun")
