@@ -4,9 +4,9 @@ They are made of a real run, which takes a minute on CPU ranks, and need Chromiu
 
     python docs/picture.py
 
-``failure.svg`` is what pytest prints, ``comment.png`` the Markdown of the run and ``annotation.png`` the annotation of the
-line, both in the manner of GitHub's pages. ``schedule.svg`` has the schedules of a graph of streams, built by hand as that
-of FSDP with six layers on eight ranks, whose all-gathers wait for compute in forward, and of the one before.
+``failure.svg`` is what pytest prints, ``comment.png`` the Markdown of the run and ``annotation.png`` the annotation of
+the line, both in the manner of GitHub's pages. ``schedule.svg`` has the schedules of a graph of streams, built by hand
+as that of FSDP with six layers on eight ranks, whose all-gathers wait for compute in forward, and of the one before.
 """
 
 from __future__ import annotations
@@ -86,16 +86,21 @@ def drawing(lines: list[str]) -> str:
 
 
 PAGE = """<!doctype html><meta charset="utf-8"><style>
-body { margin: 16px; width: 860px; font: 14px/1.5 system-ui, "Liberation Sans", sans-serif; color: #1f2328; background: #fff }
-pre, code, td { font: 12px/20px ui-monospace, "Liberation Mono", monospace }
-.box { border: 1px solid #d1d9e0; border-radius: 6px }
-.head { padding: 8px 16px; background: #f6f8fa; border-bottom: 1px solid #d1d9e0; color: #59636e }
-.body { padding: 4px 16px 12px } h2 { border-bottom: 1px solid #d1d9e0; padding-bottom: 5px; font-size: 21px }
-pre { background: #f6f8fa; padding: 12px; border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere }
-table { border-spacing: 0; width: 100% } td { padding: 0 10px; white-space: pre-wrap }
-td:first-child:not([colspan]) { color: #59636e; text-align: right; width: 40px }
-.added { background: #dafbe1 } .added td:first-child { background: #aceebb }
-.error { margin: 8px 12px; padding: 8px 16px; border: 1px solid #d1d9e0; border-left: 4px solid #cf222e; border-radius: 6px }
+body { margin: 16px; width: 860px; color: #1f2328; background: #fff; }
+body { font: 14px/1.5 system-ui, "Liberation Sans", sans-serif; }
+pre, code, td { font: 12px/20px ui-monospace, "Liberation Mono", monospace; }
+.box { border: 1px solid #d1d9e0; border-radius: 6px; }
+.head { padding: 8px 16px; background: #f6f8fa; border-bottom: 1px solid #d1d9e0; color: #59636e; }
+.body { padding: 4px 16px 12px; }
+h2 { border-bottom: 1px solid #d1d9e0; padding-bottom: 5px; font-size: 21px; }
+pre { background: #f6f8fa; padding: 12px; border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }
+table { border-spacing: 0; width: 100%; }
+td { padding: 0 10px; white-space: pre-wrap; }
+td:first-child:not([colspan]) { color: #59636e; text-align: right; width: 40px; }
+.added { background: #dafbe1; }
+.added td:first-child { background: #aceebb; }
+.error { margin: 8px 12px; padding: 8px 16px; border: 1px solid #d1d9e0; border-radius: 6px; }
+.error { border-left: 4px solid #cf222e; }
 </style>"""
 
 
