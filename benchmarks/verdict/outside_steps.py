@@ -21,7 +21,7 @@ from tests.distributed.test_outside_steps import SCRIPT
 
 LAUNCHES = int(os.environ.get("OUTSIDE_LAUNCHES", "4"))
 SCRIPTS = Path(__file__).parents[1] / "scripts/unedited"
-NAMES = ("accumulation", "contrastive", "ddp", "decoder", "fsdp1", "fsdp2", "gan", "gpt", "loader", "mingpt", "zero")
+NAMES = ("accumulation", "contrastive", "ddp", "decoder", "fsdp1", "fsdp2", "gan", "gpt", "loader", "zero")
 COMPARED = ("memory_growth", "resident_growth", "compiled_graphs")
 SHOWN = (
     *COMPARED,
