@@ -231,6 +231,8 @@ def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
     result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept", shows=shows, failed=1)
     assert "--aorta-ab" not in text_of(result)
     assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
+    versioned_gpu.git("commit", "--allow-empty", "-qm", "new")
+    versioned_gpu.run("--aorta-ab=HEAD~1", shows="E  *moved     code: * -> *; both were launched in turn", failed=1)
 
 
 SURE = {"deterministic_algorithms": True, "bitwise_reproducible": True}
