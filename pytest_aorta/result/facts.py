@@ -151,6 +151,8 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
         optimizers: a line on what the series measured; empty if there is nothing to say.
         apart: whether no rank communicates in its steps.
         replicas: the replicas of parameters that became different.
+        system: what can move times and is not in ``environment``: versions of what is beside the ranks, settings of the
+            host and of its devices.
     """
 
     step_time_growth: Finite = 0.0
@@ -164,6 +166,7 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
     optimizers: str = ""
     apart: bool = False
     replicas: list[Parted] = field(default_factory=list)
+    system: dict[Name, Fact] = field(default_factory=dict)
 
 
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -302,6 +305,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
             apart=are_apart(series, len(optimized)) and not (has_messages or is_simulated),
             optimizers=described(series, len(optimized), has_messages=has_messages, is_simulated=is_simulated),
             replicas=diverged(optimized),
+            system=result.system | (result.platform_facts.about if result.platform_facts else {}),
         ),
         launcher=result.launcher,
         simulated=is_simulated,

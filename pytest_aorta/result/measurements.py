@@ -216,6 +216,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         host: name of the host that pytest ran on.
         provenance: time, session block and code version of the launch.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
+        system: facts of the host and of what is installed there that can move times.
         collective_ms: time in collectives in each of the last steps, ``collective_ms[rank][step]``: measured by the
             ranks, or on CPU ranks computed from their arrivals at collectives.
         ranks: the measurements of each rank.
@@ -260,6 +261,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     host: str
     provenance: Provenance
     platform_facts: PlatformFacts | None = None
+    system: dict[Name, Fact] = field(default_factory=dict)
     collective_ms: list[list[Milliseconds]] = field(default_factory=list)
     ranks: Annotated[list[RankResult], Meta(min_length=1)]
 
