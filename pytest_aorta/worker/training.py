@@ -42,6 +42,7 @@ class Inputs:
 
     Attributes:
         batch: What a loader returned last; None without a loader.
+        given: The tensors that a module was given first, where they are watched; a loader may be ahead of the step.
         num_backward: Number of backward passes.
         autocast: The type of the last autocast.
         clipped_to: The norm that gradients were clipped to; None if they were not.
@@ -49,6 +50,7 @@ class Inputs:
     """
 
     batch: object = None
+    given: Sequence[torch.Tensor] = ()
     num_backward: int = 0
     autocast: str = OFF
     clipped_to: float | None = None
@@ -129,7 +131,7 @@ class Training:
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
             self._note(step, "mode", "train" if is_training else "eval")
-        if inputs.batch is not None and (tensors := tensors_in(inputs.batch)):
+        if tensors := inputs.given or tensors_in(inputs.batch):
             shapes = [(part.shape, part.dtype) for part in tensors]
             if shapes != self._shapes:
                 self._shapes = shapes
