@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.cli.main import main as aorta
-from pytest_aorta.common.files import files_below
-from pytest_aorta.result.folder import RESULT_FILE, is_rank_file
+from pytest_aorta.result.folder import RANKS_FOLDER, RESULT_FILE
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.schedule import NOMINAL, play
 from pytest_aorta.result.trace.step_graph import StepGraph
@@ -35,7 +34,7 @@ def graphs(folder: Path) -> list[StepGraph]:
         words += ["--set", assignment]
     if aorta(words):
         raise SystemExit("aorta scale failed")
-    results = [read_result(file) for file in files_below(folder, RESULT_FILE) if not is_rank_file(file)]
+    results = [read_result(file) for file in folder.rglob(RESULT_FILE) if file.parent.parent.name != RANKS_FOLDER]
     found = {result.world_size: result.costs[0].graph for result in results if result.costs[0]}
     return [graph for size in SIZES if (graph := found.get(size))]
 

@@ -45,8 +45,7 @@ def main() -> None:
         print(f"processor time {done_cpu - began_cpu:.2f} s")
         for warning in report.warnings:
             print(f"WARNING: {warning}")
-        for file in written:
-            print(f"{file.name}: {file.stat().st_size / 1e6:.2f} MB")
+        print(f"{written.name}: {written.stat().st_size / 1e6:.2f} MB")
         if given.pictures and (program := find_chromium()):
             given.pictures.mkdir(parents=True, exist_ok=True)
             with open_browser(program, folder / "profile") as page:

@@ -44,7 +44,6 @@ COMMANDS = (
     ),
     _Command("scale", "test", "show how the costs of a step grow with the number of ranks, without devices"),
     _Command("baselines", "baselines", "rewrite and add stored baselines"),
-    _Command("report", "reports", "write a page that compares two sets of kept results"),
     _Command("history", "reports", "find changes in what --aorta-history has kept over commits"),
     _Command("comment", "CI", "check the findings of a job and write them as Markdown for a comment"),
     _Command("bisect", "CI", "find the commit that changed a metric of a test"),

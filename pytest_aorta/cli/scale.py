@@ -24,7 +24,7 @@ from pytest_aorta.cli.target import (
 )
 from pytest_aorta.common.errors import ResultError, UsageError
 from pytest_aorta.common.text import aligned, counted, emit
-from pytest_aorta.plan.options import Options, integer_from
+from pytest_aorta.plan.options import LauncherKind, Options, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
 from pytest_aorta.report.timeline import BETWEEN_HOSTS, IN_HOST, Bars, Drawing, Row, drawn_schedules
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.rank >= arguments.sizes[0]:
         raise UsageError(f"--rank: got {arguments.rank}, allowed is a rank from 0 to {arguments.sizes[0] - 1}")
-    options, word = given_options(arguments), arguments.target
+    options, word = given_options(arguments, launcher=LauncherKind.FORKSERVER), arguments.target
     workload, script = (None, word) if "." in word else (word, None)
     target = given_target(options, arguments, workload, script)
     rows, lines = list[tuple[str, ...]](), list[str]()

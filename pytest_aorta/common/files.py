@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import fnmatch
 import gc
 import glob
 import hashlib
@@ -281,14 +280,6 @@ def create_numbered_folder(base: Path, name: str) -> Path:
             folder.mkdir()
             return folder
     raise OSError(f"it has 99,999 folders named *-{name}; empty it")
-
-
-def files_below(folder: Path, pattern: str) -> list[Path]:
-    """Return the files in ``folder`` and below it whose names match ``pattern``, sorted.
-
-    A folder that another process deletes meanwhile has no files; ``Path.rglob`` would raise an error.
-    """
-    return sorted(Path(base, name) for base, _, names in os.walk(folder) for name in fnmatch.filter(names, pattern))
 
 
 def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:

@@ -23,7 +23,7 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
     lines: list[str] = []
     if verbosity >= 0:
         lines += [line for record in records for line in (_all_lines(record) if verbosity else _finding_lines(record))]
-        lines += [*_simulated(records), *_warnings(records)]
+        lines += [*_simulated(records), *_within_limits(records), *_warnings(records)]
     notes = [note for record in records if not _has_finding(record) for note in record.unshown_notes]
     hidden = sum(note.kind is not NoteKind.WARNING for note in notes)
     hint = f" [-v for {counted(hidden, 'note')}]" if hidden and not verbosity else ""
@@ -82,6 +82,15 @@ def _simulated(records: Sequence[TestRecord]) -> list[str]:
         f"simulated: {counted(len(found), 'test')} on {platforms}: costs are compared; weights, losses and times are "
         f"not simulated"
     ]
+
+
+def _within_limits(records: Sequence[TestRecord]) -> Iterator[str]:
+    """Yield a line for each cost that changed, but by no more than its tolerance: costs repeat to the last unit."""
+    for record in records:
+        for row in record.verdicts:
+            if row.is_within_limit:
+                change = f"{row.metric} {row.both}, within its limit of {row.tolerance}"
+                yield f"{_name(record, row.case)}: {change}: {row.detail}"
 
 
 def _warnings(records: Sequence[TestRecord]) -> list[str]:

@@ -1,5 +1,5 @@
-"""Reports of a pytest session, or of two sets of results: an HTML page, ``summary.json`` and Markdown.
+"""Reports of a pytest session: an HTML page, Markdown and annotations.
 
-``data`` gathers the values of a report; ``page``, ``summary``, ``timeline`` and ``markdown`` render them, and ``write``
-writes the files. No module here measures or decides.
+``data`` gathers the values of a report; ``page``, ``timeline`` and ``markdown`` render them, and ``write`` writes the
+files. No module here measures or decides.
 """

@@ -1,29 +1,20 @@
 """The values of a report: tests, their comparisons, and the launches of each side."""
 
-import itertools
-import json
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
-from pytest_aorta.common.errors import AortaError, BaselineError, UsageError
-from pytest_aorta.common.files import UnreadableFile, files_below, read_json
+from pytest_aorta.common.errors import AortaError, BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
+from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.result.reading import read_result
-from pytest_aorta.session.record import Comparison, Side, TestRecord
-from pytest_aorta.session.rounds import failed_checks_text
-from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
-from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.environment import changed_settings, identity
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Note, ReferenceKind, Verdict, Verdicts
+from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord
+from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
 
 # The name of the other variant or version in an A/B.
 AB_REFERENCE = "A/B reference"
@@ -83,10 +74,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Test:
-    """The record of a test, or of one pair of matched results, with the launches of its comparisons.
-
-    For results, the record's node id is their folder, and its outcome ``failed``, ``compared`` or ``measured``.
-    """
+    """The record of a test, with the launches of its comparisons."""
 
     __test__ = False
 
@@ -114,13 +102,11 @@ class Test:
 class Report:
     """The content of a report.
 
-    ``candidate`` and ``reference`` are the names of the two sides. ``num_launches`` counts all launches, and
-    ``num_failed_launches`` those of them that left no valid result. ``created_at`` is in UTC.
+    ``num_launches`` counts all launches, and ``num_failed_launches`` those of them that left no valid result.
+    ``created_at`` is in UTC.
     """
 
     title: str
-    candidate: str
-    reference: str
     tests: tuple[Test, ...]
     warnings: tuple[str, ...] = ()
     num_launches: int = 0
@@ -154,22 +140,16 @@ class Report:
         return {f"{self.num_launches} in total": False} | found
 
 
-def _read_launches(
-    files: Iterable[Path], facts: Iterable[LaunchFacts | None] = itertools.repeat(None)
-) -> tuple[tuple[Launch, ...], tuple[str, ...]]:
-    """Return the launches of result files, and a warning for each file that can't be read.
-
-    The facts of launches are those of a record, or are condensed from the result.
-    """
-    launches: list[Launch] = []
+def _read_launches(launches: Sequence[ComparedLaunch]) -> tuple[tuple[Launch, ...], list[str]]:
+    """Return launches with their results, and a warning for each result that can't be read."""
+    found: list[Launch] = []
     warnings: list[str] = []
-    for number, (file, known) in enumerate(zip(files, facts, strict=False), 1):
+    for number, launch in enumerate(launches, 1):
         try:
-            result = read_result(file)
-            launches.append(Launch(number, result, known or result.facts))
+            found.append(Launch(number, read_result(Path(launch.folder) / RESULT_FILE), launch.facts))
         except (AortaError, ValueError) as error:
             warnings.append(f"result left out of the report: {error}")
-    return tuple(launches), tuple(warnings)
+    return tuple(found), warnings
 
 
 def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[TestRecord] = ()) -> Report:
@@ -182,149 +162,22 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     warnings = tuple(warning for test in tests for case in test.cases for warning in case.warnings)
     launched = sum(len(record.launches) for record in records)
     failed = sum(record.num_failed_launches for record in records)
-    return Report(title, "candidate", "baseline", tests, warnings, launched, failed)
+    return Report(title, tests, warnings, launched, failed)
 
 
 def _case(record: TestRecord, comparison: Comparison) -> Case:
     kept = [launch for launch in comparison.launches if launch.folder]
-    sides = ([launch for launch in kept if launch.side is side] for side in Side)
     (candidate, unread), (reference, others) = (
-        _read_launches([Path(one.folder) / RESULT_FILE for one in side], [one.facts for one in side]) for side in sides
+        _read_launches([launch for launch in kept if launch.side is side]) for side in Side
     )
-    verdicts, warnings, baseline = comparison.rows, (*unread, *others), None
+    verdicts, warnings, baseline = comparison.rows, [*unread, *others], None
     # If the baseline belongs to another config, no verdict has a value of the baseline.
     is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
     if is_compared and comparison.baseline:
         try:
             baseline = read_baseline_file(Path(comparison.baseline))
         except BaselineError as error:
-            warnings = (*warnings, f"baseline left out of the report: {error}")
+            warnings.append(f"baseline left out of the report: {error}")
     versions = {row.reference.name for row in verdicts if row.reference.is_ab}
     name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
-    return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name, warnings)
-
-
-_MAX_PLAN_BYTES = 1 << 20
-
-
-class _Key(NamedTuple):
-    """The identity of a launch on both sides: the test's folder, the workload, and its config as JSON."""
-
-    folder: str
-    workload: str
-    config: str
-
-
-class _Side(NamedTuple):
-    """The launches of one label that are compared."""
-
-    label: str
-    launches: Sequence[Launch]
-
-
-def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, reference: str) -> Report:
-    """Compare the results of two labels.
-
-    Args:
-        paths: label -> result files, or folders that contain result files.
-        candidate, reference: the labels of the two sides.
-
-    Raises:
-        UsageError: A path does not exist or contains no result.
-    """
-    (here, unread), (there, others) = (_read(label, paths[label]) for label in (candidate, reference))
-    if len(here) == len(there) == 1:  # one kind of launch on each side, so these two match whatever their names
-        there = dict(zip(here, there.values(), strict=True))
-    tests = []
-    configs: Counter[tuple[str, str]] = Counter()
-    for key in dict.fromkeys([*here, *there]):
-        configs[key[:2]] += 1
-        number = f" {configs[key[:2]]}" if configs[key[:2]] > 1 else ""
-        name = key.workload if key.folder in ("", ".") else key.folder
-        sides = _Side(candidate, here.get(key, ())), _Side(reference, there.get(key, ()))
-        tests.append(_test(name, f"{key.workload}{number}", *sides))
-    failed = sum(map(_failed_launches, (*paths[candidate], *paths[reference])))
-    launched = failed + sum(map(len, (*here.values(), *there.values())))
-    title = f"{candidate} against {reference}"
-    return Report(title, candidate, reference, tuple(tests), (*unread, *others), launched, failed)
-
-
-def _read(label: str, paths: Sequence[Path]) -> tuple[dict[_Key, list[Launch]], list[str]]:
-    """Return the launches of one label, and a warning for each that is left out."""
-    found: dict[_Key, list[Launch]] = {}
-    warnings: list[str] = []
-    for path in paths:
-        files = [path] if path.is_file() else [one for one in files_below(path, RESULT_FILE) if not is_rank_file(one)]
-        if not files:
-            raise UsageError(f"{label}={path}: contains no {RESULT_FILE}; keep results with --aorta-results=DIR")
-        for file in files:
-            if _is_reference(file):
-                warnings.append(f"result left out of the report: {file}: a launch of the A/B reference")
-                continue
-            folder = "" if path == file else file.parent.relative_to(path).parent.as_posix()
-            read, unread = _read_launches([file])
-            warnings += unread
-            for launch in read:
-                config = json.dumps(identity(launch.result.config), sort_keys=True)
-                of_key = found.setdefault(_Key(folder, launch.result.workload, config), [])
-                of_key.append(replace(launch, number=len(of_key) + 1))
-    return found, warnings
-
-
-def _failed_launches(path: Path) -> int:
-    """Return the number of run folders whose launch has ended without a result, A/B references left out."""
-    ended = (file.with_name(RESULT_FILE) for file in files_below(path, OUTCOME_FILE))
-    return sum(not file.exists() and not _is_reference(file) for file in ended)
-
-
-def _is_reference(file: Path) -> bool:
-    try:
-        plan = read_json(file.with_name(PLAN_FILE), max_bytes=_MAX_PLAN_BYTES)
-    except UnreadableFile:  # a result that was copied out of its run folder
-        return False
-    return isinstance(plan, dict) and bool(plan.get("reference"))
-
-
-def _test(name: str, case: str, candidate: _Side, reference: _Side) -> Test:
-    """Return the comparison of the launches of two labels."""
-    if candidate.launches and reference.launches:
-        verdicts = _verdicts(name, candidate, reference)
-    else:
-        only = candidate if candidate.launches else reference
-        verdicts = Verdicts(name, (), (Note(f"only in {only.label}: no result to compare with"),))
-    wrong = [launch.result for launch in candidate.launches if not launch.result.passed]
-    has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
-    outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"
-    rows, notes = verdicts.rows, verdicts.notes
-    comparison = Comparison(case, ReferenceKind.RESULTS, rows=rows, notes=notes, suspect=verdicts.suspect)
-    failure = "\n".join(map(failed_checks_text, wrong))
-    record = TestRecord(name, outcome=outcome, failure=failure, comparisons=(comparison,))
-    here, there = tuple(candidate.launches), tuple(reference.launches)
-    return Test(record, (Case(case, rows, here, there, reference_name=reference.label),))
-
-
-def _verdicts(name: str, candidate: _Side, reference: _Side) -> Verdicts:
-    """Compare the candidate's launches with the reference's as with a stored baseline.
-
-    Launches that were named on their own may differ in workload and config, which a note says.
-    """
-    after, before = candidate.launches[0].result, reference.launches[0].result
-    stored = tuple(StoredLaunch(launch.facts) for launch in reference.launches)
-    baseline = Baseline(name, name, after.platform, after.workload, {}, stored)
-    count = len(candidate.launches)
-    comparison = StoredComparison(name, {}, baseline, {}, count, reference.label, ReferenceKind.RESULTS)
-    verdicts = comparison.judge([launch.facts for launch in candidate.launches])
-    counts = f"{count} of {candidate.label} and {len(stored)} of {reference.label}"
-    reasons = {
-        Outcome.INCONCLUSIVE: f"too few launches to decide: {counts}",
-        Outcome.MISSING: f"missing in {candidate.label} or in {reference.label}",
-        Outcome.IMPROVED: "",
-    }
-    rows = tuple(row.replace(detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
-    verdicts = verdicts.replace(rows=rows)
-    old, new = changed_settings(identity(before.config), identity(after.config))
-    if not old and before.workload == after.workload:
-        return verdicts
-    parts = ((reference.label, before.workload, old), (candidate.label, after.workload, new))
-    ran = [" with ".join(filter(None, [f"{label} ran {workload}", keys])) for label, workload, keys in parts]
-    return verdicts.replace(notes=(Note("; ".join(ran)), *verdicts.notes))
+    return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name, tuple(warnings))

@@ -1,4 +1,4 @@
-"""Writes what a run or a comparison of results reports: the page, summary.json and Markdown."""
+"""Writes what a run reports: the page and Markdown."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -6,17 +6,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import write_json, write_text
+from pytest_aorta.common.files import write_text
 from pytest_aorta.common.model import to_json
 from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
 from pytest_aorta.report.annotations import annotations
 from pytest_aorta.report.data import Report, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, Findings, findings, markdown
-from pytest_aorta.report.summary import summary
 from pytest_aorta.result.provenance import code_version
 from pytest_aorta.session.record import TestRecord
 
-SUMMARY_FILE = "summary.json"
 # Set by GitHub Actions: the file that a job's step appends its Markdown summary to.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _TITLE = "pytest-aorta"
@@ -74,22 +72,18 @@ def write_session_reports(
     return lines + errors, not errors
 
 
-def write_report(report: Report, file: Path) -> list[Path]:
-    """Write the page to ``file``, and ``summary.json`` beside it.
-
-    Return the files, the page first.
+def write_report(report: Report, file: Path) -> Path:
+    """Write the page to ``file``, which is returned.
 
     Raises:
-        OSError: A file can't be written.
+        OSError: The file can't be written.
     """
     # Sessions without a report need no jinja2.
     from pytest_aorta.report.page.render import render
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(report))
-    table = file.parent / SUMMARY_FILE
-    write_json(table, summary(report))
-    return [file, table]
+    return file
 
 
 def _append_step_summary(text: str, file: Path) -> list[str]:
@@ -112,5 +106,4 @@ def _write_markdown(found: Findings, file: Path) -> str:
 
 
 def _write_page(report: Report, file: Path) -> str:
-    written = ", ".join(map(str, write_report(report, file)))
-    return "\n".join([*(f"WARNING: {warning}" for warning in report.warnings), f"report: {written}"])
+    return "\n".join([*(f"WARNING: {text}" for text in report.warnings), f"report: {write_report(report, file)}"])

@@ -69,11 +69,6 @@ def flight_prefix(run_dir: Path) -> Path:
     return run_dir / FLIGHT_FOLDER / "rank_"
 
 
-def is_rank_file(path: Path) -> bool:
-    """Return whether a file lies in the folder of a rank rather than in the run folder itself."""
-    return path.parent.parent.name == RANKS_FOLDER
-
-
 def rank_pids(run_dir: Path) -> dict[int, int]:
     """Return, by rank, the process id of each rank that has started on this host; a damaged file counts as none."""
     pids = {}

@@ -362,7 +362,10 @@ def totals(records: Sequence[TestRecord], *, is_short: bool = False) -> str:
         parts.append(counted(found.pop(Outcome.REGRESSION), "regression"))
     parts += [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
     if rows:
-        parts.append(f"{counted(sum(row.outcome is Outcome.PASS for row in rows), 'metric')} unchanged")
+        num_within = sum(row.is_within_limit for row in rows)
+        equal = sum(row.outcome is Outcome.PASS for row in rows) - num_within
+        parts.append(f"{counted(equal, 'metric')} unchanged")
+        parts += [f"{num_within} within {'its limit' if num_within == 1 else 'their limits'}"] if num_within else []
     if absent := [row for row in rows if row.outcome is Outcome.NOT_APPLICABLE]:
         elsewhere = [row for row in absent if row.not_applicable in DIFFERS]
         names = brief(", ".join(dict.fromkeys(row.metric for row in elsewhere)), 40)

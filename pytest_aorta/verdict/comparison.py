@@ -179,8 +179,7 @@ class StoredComparison(_Comparison):
         config: The candidate's config; a baseline of another config is not compared.
         marked: The tolerances set by markers.
         max_launches: Number of the candidate's launches after which every verdict is final.
-        file: Path of the baseline's file for reports, or the label of other results.
-        kind: ``RESULTS`` if the baseline was built from other results.
+        file: Path of the baseline's file for reports.
         workload: The candidate's workload or script; a baseline of another one is not compared. Empty if it is known to
             be that of the baseline.
     """
@@ -191,7 +190,6 @@ class StoredComparison(_Comparison):
     marked: Mapping[str, Tolerance]
     max_launches: int = 1
     file: str = ""
-    kind: ReferenceKind = ReferenceKind.BASELINE
     workload: str = ""
 
     def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
@@ -205,9 +203,8 @@ class StoredComparison(_Comparison):
         tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
         if self._center:
             tolerances = known_to(self._center[-1], tolerances, self.marked)
-        is_stored = self.kind is ReferenceKind.BASELINE
-        revision = self.baseline.revision if self.baseline is not None and is_stored else None
-        reference = VerdictReference(self.kind, self.file, revision)
+        revision = None if self.baseline is None else self.baseline.revision
+        reference = VerdictReference(ReferenceKind.BASELINE, self.file, revision)
         return self._verdicts(tolerances, launches, self._center, reference, self.max_launches, decided)
 
     @property

@@ -21,7 +21,6 @@ from pytest_aorta.verdict.verdicts import (
     NotApplicable,
     Open,
     Reason,
-    ReferenceKind,
     State,
     Unrecorded,
     Verdict,
@@ -127,9 +126,7 @@ class Row:
         if any(metric.measure(launch) is None for launch in launches):
             problem = launches[-1].description.graph_problem if metric.scheduled else ""
             return self.lost(f"the launch has no {metric.name}" + (f": {problem}" if problem else ""), None, known[-1])
-        lost = None
-        if not is_variant and reference.kind is not ReferenceKind.RESULTS:
-            lost = other_device(launches, last, str(reference))
+        lost = None if is_variant else other_device(launches, last, str(reference))
         # A test may compare a reproducible variant with a variant that is not.
         if metric.kind is MetricKind.NUMERIC and self.tolerance.is_exact and not is_variant:
             lost = lost or lost_reproducibility(launches, last, str(reference))

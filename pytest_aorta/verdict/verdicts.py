@@ -17,8 +17,6 @@ class ReferenceKind(StrEnum):
     """The stored baseline."""
     AB = "A/B"
     """Launches of another variant or version in the same session block."""
-    RESULTS = "results"
-    """Another folder of results."""
 
 
 class VerdictReference(Model, frozen=True):
@@ -26,8 +24,8 @@ class VerdictReference(Model, frozen=True):
 
     Attributes:
         kind: The kind of reference.
-        name: File of the baseline, version of the A/B reference, or label of the results. Empty if the baseline does
-            not exist, or if both sides of the A/B are variants of the test.
+        name: File of the baseline, or version of the A/B reference. Empty if the baseline does not exist, or if both
+            sides of the A/B are variants of the test.
         revision: Revision of the baseline; None for any other kind.
     """
 
@@ -47,8 +45,6 @@ class VerdictReference(Model, frozen=True):
 
     def __str__(self) -> str:
         """Return the word for this side in a sentence."""
-        if self.kind is ReferenceKind.RESULTS:
-            return self.name
         return "reference" if self.is_ab else "baseline"
 
 
@@ -199,6 +195,11 @@ class Verdict(Model, frozen=True):
     def is_compared(self) -> bool:
         """Return True if the metric was compared, whether its outcome is decided or open."""
         return isinstance(self.state, Decided | Open)
+
+    @property
+    def is_within_limit(self) -> bool:
+        """Return True for a cost of a step that changed, and by no more than its tolerance."""
+        return self.outcome is Outcome.PASS and bool(self.delta) and metric_of(self.metric).cost is not None
 
     @property
     def is_lost(self) -> bool:

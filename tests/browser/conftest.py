@@ -22,7 +22,7 @@ def browser(tmp_path_factory):
 def report_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     records = [*make_run(folder, tests=8, ranks=4, steps=200), *make_varied_run(folder)]
-    return write_report(session_report(records, title="made up"), folder / "page.html")[0]
+    return write_report(session_report(records, title="made up"), folder / "page.html")
 
 
 @pytest.fixture

@@ -224,7 +224,7 @@ def test_page_of_200_tests_lists_the_failures_first_and_is_filtered_at_once(brow
     tests += [make_record(f"b.py::test_{n}", wrong, outcome="failed") for n in range(30)]
     browser.events.clear()
     browser.size(1400, 1000)
-    browser.open(write_report(session_report(tests, title="many"), tmp_path / "page.html")[0])
+    browser.open(write_report(session_report(tests, title="many"), tmp_path / "page.html"))
     assert names(browser)[:30] == [f"b.py::test_{n}" for n in range(30)]
     assert browser.value("document.querySelectorAll('details.test-entry[open]').length") == 0
     took_ms = browser.value(
@@ -242,7 +242,7 @@ def test_only_failed_test_is_open_and_begins_with_what_was_edited(browser, tmp_p
     comparison = compared(rows[0].case, rows=rows, notes=(edited,), failing=("step_time_p50",))
     failure = f"{edited}\nRegression: step_time_p50"
     record = make_record("a.py::test_b", outcome="failed", failure=failure, comparisons=(comparison,))
-    browser.open(write_report(session_report([record], title="edited"), tmp_path / "page.html")[0])
+    browser.open(write_report(session_report([record], title="edited"), tmp_path / "page.html"))
     assert texts(browser, "details.test-entry[open] .said") == [str(edited)]
     assert texts(browser, "pre.evidence") == ["Regression: step_time_p50"]
     assert browser.value("document.body.innerText").count(str(edited)) == 1
@@ -251,7 +251,7 @@ def test_only_failed_test_is_open_and_begins_with_what_was_edited(browser, tmp_p
 def test_expected_regression_is_counted_apart_and_filtered_by_its_own_box(browser, tmp_path):
     expected = make_verdict(CAUGHT, delta=0.5)
     records = [make_record("a.py::test_planted", [expected])]
-    browser.open(write_report(session_report(records, title="planted"), tmp_path / "page.html")[0])
+    browser.open(write_report(session_report(records, title="planted"), tmp_path / "page.html"))
     assert texts(browser, ".totals .badge") == ["1 passed", "1 expected regression"]
     assert names(browser) == ["a.py::test_planted"]
     browser.value("document.querySelector('input.outcome[value=\"expected regression\"]').click()")

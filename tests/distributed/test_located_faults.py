@@ -166,7 +166,7 @@ import pytest
 def test_nan(workload):
     workload.run("llama_fsdp2", **{TRAINING | {"steps": STEPS, "warmup": 0, "fault": fault}})
 """
-    text = inner(source, "--aorta-launcher=forkserver").stdout.str()
+    text = inner(source).stdout.str()
     assert [part for part in ("NotFinite", expected, " on rank 1, from finite inputs") if part not in text] == [], text
 
 
@@ -181,8 +181,7 @@ def test_race(workload):
     pair = {"workload": "unwaited", "unwaited_from": 2}, {"workload": "unwaited"}
     workload.compare(*pair, steps=3, metrics=["weight_hash"])
 """
-    options = ("--aorta-launcher=forkserver", "-o", f"aorta_workloads={WORKLOADS}")
-    text = inner(source, *options).stdout.str()
+    text = inner(source, "-o", f"aorta_workloads={WORKLOADS}").stdout.str()
     expected = [
         "first difference: step 2, weight_hash",
         "launched once more, they differ first in step 3, not in the captured step 2: the likely cause is a race",

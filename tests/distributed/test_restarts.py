@@ -44,7 +44,7 @@ def test_restart_as_on_its_page_passes(pytester, inner, on_cpu):
     pytester.makepyfile(train=(SCRIPTS / "loop.py").read_text())
     page = (ROOT / "docs" / "own-scripts.md").read_text()
     (shown,) = re.findall(r"```python\n([^`]*def test_restart\(.*?)```", page, re.DOTALL)
-    inner(f"import pytest\n\n{shown}", "--aorta-launcher=forkserver").assert_outcomes(passed=1)
+    inner(f"import pytest\n\n{shown}").assert_outcomes(passed=1)
 
 
 @pytest.mark.extended
@@ -137,7 +137,7 @@ def test_refused(workload, target, args, given, said):
 
 def test_restart_of_a_script_that_goes_on_by_itself(pytester, inner, on_cpu):
     pytester.makepyfile(train=SNAPSHOT)
-    result = inner(INNER, "--aorta-launcher=forkserver")
+    result = inner(INNER)
     result.assert_outcomes(passed=8, failed=1)
     # The last checkpoint before step 4 is that of step 2.
     result.stdout.fnmatch_lines(

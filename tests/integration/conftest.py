@@ -1,5 +1,6 @@
 """A project of a user, with a workload `toy` whose launches are faked: no process is started."""
 
+import html
 import json
 import os
 import re
@@ -270,9 +271,28 @@ class Project:
         result.stderr.fnmatch_lines([shows])
 
     def summary(self) -> dict[str, Any]:
-        """Return the summary beside the report ``out/report.html`` of the last run."""
-        found: dict[str, Any] = json.loads((self.path / "out/summary.json").read_text())
-        return found
+        """Return what the page ``out/report.html`` of the last run shows: counts by outcome, and each test's entry."""
+        page = (self.path / "out/report.html").read_text(encoding="utf-8")
+        totals = re.findall(r"<dt>(Tests|Verdicts)</dt>(.*?)</dd>", page)
+        found: dict[str, Any] = {
+            name.lower(): {outcome: int(count) for count, outcome in re.findall(r'">(\d+) ([\w ]+)</span>', badges)}
+            for name, badges in totals
+        }
+        entries = page.split('data-name="')[1:]
+        entries.sort(key=lambda entry: int(re.findall(r'data-place="(\d+)', entry)[0]))
+        return found | {
+            "entries": [
+                {
+                    "test": html.unescape(entry.split('"')[0]),
+                    "outcome": re.findall(r'<span class="badge [^>]*>([\w ]+)<', entry)[0],
+                    "verdicts": {
+                        metric: outcome
+                        for outcome, metric in re.findall(r'data-outcome="([^"]+)" data-metric="([^"]+)"', entry)
+                    },
+                }
+                for entry in entries
+            ]
+        }
 
     def obstacle(self, name: str) -> str:
         """Return a statement for a test that puts a file in the place of a folder, after options were checked."""

@@ -31,15 +31,12 @@ def many(project):
 
 
 def cases(project) -> list[dict]:
-    return project.summary()["cases"]
+    return project.summary()["entries"]
 
 
 def verdicts(project) -> list[tuple]:
     """Return test, metric and verdict of each comparison."""
-    rows = [
-        (case["test"], metric, row["verdict"]) for case in cases(project) for metric, row in case["metrics"].items()
-    ]
-    return sorted(row for row in rows if row[2] is not None)
+    return sorted((case["test"], *verdict) for case in cases(project) for verdict in case["verdicts"].items())
 
 
 # --- pytest-randomly --------------------------------------------------------------------------------------------------
@@ -246,7 +243,7 @@ def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared):
 def test_option_that_runs_no_test_keeps_the_reports_of_the_last_run(many):
     many.ini("aorta_report = out/report.html", "aorta_markdown = out/report.md")
     many.run().assert_outcomes(passed=COUNT)
-    files = [many.path / "out" / name for name in ("report.html", "report.md", "summary.json")]
+    files = [many.path / "out" / name for name in ("report.html", "report.md")]
     before = [path.read_bytes() for path in files]
     many.write("test_toy.py", "def test_other(workload): workload.run('toy')\n")
     for option in ("--collect-only", "--setup-only", *SHOWING):

@@ -460,6 +460,15 @@ def test_changed_cost_is_named_with_its_new_line_by_the_launch_that_failed(proje
     project.run(shows=lines, failed=1)
 
 
+def test_cost_that_changed_within_its_limit_is_named_and_does_not_count_as_unchanged(project):
+    project.one_test("workload.check(workload.run('toy'))")
+    project.plant(costs={"operators": {"aten::mm": 200}})
+    project.run("--update-baselines", passed=1)
+    project.plant(costs={"operators": {"aten::mm": 200, "aten::sin": 1}})
+    named = "test_toy::test_one: operators 200 -> 201, within its limit of 1%: + aten::sin x 1"
+    project.run(shows=[named, "aorta: 1 test OK, * unchanged, 1 within its limit, *"], passed=1)
+
+
 def test_names_for_annotations_are_those_of_the_package(recorded):
     recorded.test_file(
         """

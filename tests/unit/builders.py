@@ -376,7 +376,7 @@ def _rank(times: list[float], number: int, changes: dict[str, Any]) -> RankResul
 
 def make_report(*tests: Test, **changes: Any) -> Report:
     """Return a report of tests."""
-    return Report("run", "candidate", "baseline", tests, **{"created_at": "2026-01-02T03:04:05Z"} | changes)
+    return Report("run", tests, **{"created_at": "2026-01-02T03:04:05Z"} | changes)
 
 
 def make_test(nodeid: str, outcome: str, *cases: Case, **values: Any) -> Test:

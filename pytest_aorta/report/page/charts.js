@@ -42,7 +42,7 @@ const aortaCharts = (data) => {
     plot.setScale("x", { min: low, max: low + width });
   }
   function addTools(plot, tools, canvas, figure, plots) {
-    const sides = { candidate: data.candidate, reference: plots.reference };
+    const sides = { candidate: "candidate", reference: plots.reference };
     if (figure.dataset.kind === "steps" && plots.launches.length > 1) {
       const choice = document.createElement("select");
       choice.setAttribute("aria-label", "Launch");

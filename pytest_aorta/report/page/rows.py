@@ -18,7 +18,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.metrics import METRICS, middle_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, Verdict
 
 # The labels of verdicts from worst to best; metrics that were not compared come last.
 SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.CHANGED, Outcome.PASS, Outcome.NOT_APPLICABLE)
@@ -84,20 +84,18 @@ def sparkline(case: Case, metric: str) -> list[tuple[float, float]]:
 def compared_with(verdict: Verdict) -> str:
     """Return the name of the other side of a verdict."""
     reference = verdict.reference
-    if reference.kind is ReferenceKind.RESULTS:
-        return f"results {reference.name}"
-    if reference.kind is ReferenceKind.AB:
+    if reference.is_ab:
         return f"{AB_REFERENCE} {reference.name}".rstrip()
     if reference.revision is None:
         return "stored baseline" if verdict.baseline is not None else "no stored baseline"
     return f"stored baseline\N{NO-BREAK SPACE}{reference.revision}"
 
 
-def provenance(cases: Sequence[Case], candidate: str, *, has_baseline: bool = True) -> dict[str, dict[str, str]]:
+def provenance(cases: Sequence[Case], *, has_baseline: bool = True) -> dict[str, dict[str, str]]:
     """Return the time, host and version of the launches of each side of some cases: side -> label -> value."""
-    sides: dict[str, list[LaunchFacts]] = {candidate: []}
+    sides: dict[str, list[LaunchFacts]] = {Side.CANDIDATE: []}
     for case in cases:
-        sides[candidate] += [launch.facts for launch in case.candidate]
+        sides[Side.CANDIDATE] += [launch.facts for launch in case.candidate]
         sides.setdefault(case.reference_name, []).extend(launch.facts for launch in case.reference)
         if has_baseline and case.baseline:
             sides[case.baseline_name] = [*case.baseline.center_launches]

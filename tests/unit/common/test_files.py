@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import signal
 import string
 import time
@@ -14,7 +13,6 @@ from pytest_aorta.common import files
 from pytest_aorta.common.files import (
     ABANDONED_S,
     create_numbered_folder,
-    files_below,
     locked,
     read_json,
     slug,
@@ -118,23 +116,3 @@ def test_folders_created_at_the_same_time_are_all_distinct(tmp_path):
     with ThreadPoolExecutor(8) as creators:
         folders = list(creators.map(lambda _: create_numbered_folder(tmp_path / "base", "toy"), range(200)))
     assert sorted(folder.name for folder in folders) == sorted(f"{number:02d}-toy" for number in range(1, 201))
-
-
-def test_files_below_a_folder_are_found_while_another_process_deletes_a_folder(tmp_path, monkeypatch):
-    for folder in ("a/b", "deleted", "z"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "result.json").write_text("{}")
-    (tmp_path / "a/link.json").symlink_to(tmp_path / "z/result.json")
-    (tmp_path / "a/folder.json").mkdir()
-    (tmp_path / "a/other.txt").write_text("")
-    scan = os.scandir
-
-    def scan_late(path):
-        if str(path) == str(tmp_path / "deleted"):
-            shutil.rmtree(path)
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", scan_late)
-    assert files_below(tmp_path, "*.json") == [
-        tmp_path / name for name in ("a/b/result.json", "a/link.json", "z/result.json")
-    ]

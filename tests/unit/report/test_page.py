@@ -62,12 +62,9 @@ def test_page_points_to_nothing_outside_of_itself():
     assert not re.search(r"url\(|@import", page)
 
 
-def test_run_of_eight_ranks_is_small_and_has_its_summary_beside_it(tmp_path):
+def test_page_of_a_run_of_eight_ranks_is_small(tmp_path):
     report = session_report(make_run(tmp_path, tests=3, ranks=8, steps=300), title="run")
-    page, table = write_report(report, tmp_path / "made" / "page.html")
-    assert page.stat().st_size < 500_000
-    assert json.loads(table.read_text())["candidate"] == "candidate"
-    assert table.name == "summary.json"
+    assert write_report(report, tmp_path / "made" / "page.html").stat().st_size < 500_000
 
 
 # The reports of a session

@@ -38,7 +38,6 @@ from tests.unit.builders import (
         (VerdictReference(ReferenceKind.BASELINE, "file.json"), None, "no stored baseline"),
         (VerdictReference(ReferenceKind.AB, "main"), 1.0, "A/B reference main"),
         (VerdictReference(ReferenceKind.AB), 1.0, "A/B reference"),
-        (VerdictReference(ReferenceKind.RESULTS, "old"), 1.0, "results old"),
     ],
 )
 def test_other_side_of_a_verdict_is_named(reference, baseline, text):
@@ -136,7 +135,7 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
     )
     reference = measured(commit="beef" * 10, branch=None, dirty=False)
     case = Case("c", (), launches, (reference,), make_baseline(), "A/B reference main")
-    table = provenance([case], "candidate")
+    table = provenance([case])
     assert list(table) == ["candidate", "A/B reference main", "stored baseline\xa01"]
     candidate = table["candidate"]
     assert tuple(candidate) == ("commit", "branch", "measured", "device", "torch", "command")
@@ -145,4 +144,4 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
     assert (candidate["branch"], candidate["command"]) == ("main", "pytest -k 'a b'")
     reference_shown = table["A/B reference main"]
     assert (reference_shown["commit"], reference_shown["branch"]) == ("beefbeefbeef", "none (detached head)")
-    assert list(provenance([case], "candidate", has_baseline=False)) == ["candidate", "A/B reference main"]
+    assert list(provenance([case], has_baseline=False)) == ["candidate", "A/B reference main"]

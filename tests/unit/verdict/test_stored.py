@@ -15,7 +15,7 @@ from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import unresolved
 from pytest_aorta.verdict.statistics.decision import Outcome, StoredRule
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import Decided, Open, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
     launches_near,
     make_baseline,
@@ -103,11 +103,6 @@ def test_launch_that_computes_on_another_device_than_its_baseline_is_lost():
 def test_baseline_without_a_device_among_its_facts_is_compared():
     nameless = make_baseline(launches=stored(*[make_facts(environment={})] * 3))
     assert check(make_facts(environment={"device": "cuda"}), baseline=nameless)["step_time_p50"].is_compared
-
-
-def test_times_of_results_of_two_platforms_are_not_applicable():
-    comparison = StoredComparison("case", CONFIG, STABLE, {}, kind=ReferenceKind.RESULTS)
-    assert comparison.judge([LOST_GPU])["step_time_p50"].outcome is Outcome.NOT_APPLICABLE
 
 
 LOSSES = {"final_loss": Tolerance(0.05)}
