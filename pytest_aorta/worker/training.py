@@ -42,19 +42,19 @@ class Inputs:
 
     Attributes:
         batch: What a loader returned last; None without a loader.
-        given: The tensors that a module was given first, where they are watched; a loader may be ahead of the step.
         num_backward: Number of backward passes.
         autocast: The type of the last autocast.
         clipped_to: The norm that gradients were clipped to; None if they were not.
         scaler: The gradient scaler of the loss; None without one.
+        given: The tensors that a module was given first, where they are watched; a loader may be ahead of the step.
     """
 
     batch: object = None
-    given: Sequence[torch.Tensor] = ()
     num_backward: int = 0
     autocast: str = OFF
     clipped_to: float | None = None
     scaler: torch.amp.GradScaler | None = None
+    given: Sequence[torch.Tensor] = ()
 
 
 class Training:
