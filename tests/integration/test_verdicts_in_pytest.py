@@ -146,6 +146,7 @@ def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
     shows = [
         "*_ test_weights _*",
         f"E  *Not applicable: weight_hash, {fact}",
+        "E  *moved     environment: torch 2.11.0 -> 2.12.0; to settle it: pytest *_weights --aorta-ab=with:torch==*",
         "E  *compare   pytest test_toy.py::test_weights --aorta-ab=python:PATH",
         "E  *accept    pytest test_toy.py::test_weights --update-baselines --aorta-record=replace  # replaces *",
         f"aorta: 1 of 2 tests failed, 3 metrics unchanged, 2 not compared (weight_hash: {fact[:30]}*",
@@ -197,7 +198,12 @@ def test_changed_number_of_steps_hides_no_change_and_replaces_nothing_unasked(pr
     project.plant(steps=5, weight_hashes={"1": "1" * 16, "5": "3" * 16})
     count = "the baseline was recorded with 4 measured steps, the test has 5"
     again = "--update-baselines --aorta-record=replace"
-    shows = [f"E  *Missing: {count}", f"E  *accept    pytest test_toy.py::test_one {again}  # replaces the baseline"]
+    moved = "E  *moved     method: measured steps 4 -> 5; to settle it: pytest *--aorta-ab=*"
+    shows = [
+        f"E  *Missing: {count}",
+        moved,
+        f"E  *accept    pytest test_toy.py::test_one {again}  # replaces the baseline",
+    ]
     project.run(shows=shows, failed=1)
     project.run("--update-baselines", shows=["E  *not added to the stored baseline*", f"E  *{count}"], failed=1)
     project.plant(steps=5, weight_hashes={"1": "f" * 16, "5": "3" * 16})
