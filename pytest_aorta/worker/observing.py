@@ -52,7 +52,7 @@ from pytest_aorta.worker.torch_private import (
     dcp_saver,
     makes_state_alone,
 )
-from pytest_aorta.worker.training import Inputs, random_state
+from pytest_aorta.worker.training import Inputs, random_state, tensors_in
 
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
@@ -141,6 +141,9 @@ class Observer:
                 (torch.profiler.profile, "stop_trace", self._may_resume),
             ):
                 self._undo.append(replace(owner, name, around))
+            if self.record.hash_state:
+                hooks = torch.nn.modules.module
+                self._undo.append(hooks.register_module_forward_pre_hook(self._give).remove)
         return self
 
     def stop(self) -> None:
@@ -311,6 +314,13 @@ class Observer:
     def _draw(self, original: Callable[..., Any], loader: object) -> Any:
         self._inputs.batch = batch = original(loader)
         return batch
+
+    def _give(self, _module: torch.nn.Module, inputs: object) -> None:
+        if torch.compiler.is_compiling() or self._inputs.given or self._inputs.num_backward:
+            return
+        if torch.is_grad_enabled():
+            # What has a gradient was computed by another module.
+            self._inputs.given = [part for part in tensors_in(inputs) if not part.requires_grad]
 
     def _cast(self, original: Callable[..., Any], entered: torch.autocast) -> Any:
         self._inputs.autocast = autocast_of(entered)
