@@ -49,7 +49,7 @@ def test_examples_give_the_action_and_the_component_inputs_that_they_have():
     ]
     assert steps
     assert {name for step in steps for name in step["with"]} <= set(ACTION_YAML["inputs"])
-    (included,) = yaml.safe_load((ROOT / "examples/ci/gitlab-component.yml").read_text(encoding="utf-8"))["include"]
+    (included,) = yaml.safe_load((ROOT / "examples/ci/gitlab-ci.yml").read_text(encoding="utf-8"))["include"]
     assert set(included["inputs"]) <= set(next(yaml.safe_load_all(TEMPLATE.read_text()))["spec"]["inputs"])
 
 
