@@ -13,6 +13,7 @@ from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.history import speed_checks
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.locating import Capture, locate
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
@@ -184,9 +185,11 @@ class RunningComparison:
             return []
         noisy = [metric_of(row.metric, row.tolerance.direction).has_noise for row in failing if row.is_compared]
         here = self.comparison.facts(Side.CANDIDATE)[-1]
-        line = Sides(others[-1], here, is_exact=not all(noisy), in_turn=in_turn).line(
-            self.repeated.test, self.repeated.command
-        )
+        checks = speed_checks()
+        # The host's own checks tell nothing of a baseline that another host recorded.
+        is_of_host = others[-1].provenance.block in {one.provenance.block for one in checks}
+        sides = Sides(others[-1], here, is_exact=not all(noisy), in_turn=in_turn, checks=checks if is_of_host else ())
+        line = sides.line(self.repeated.test, self.repeated.command)
         return [Note(line, NoteKind.MOVED)] if line else []
 
     def add(self, **changes: Any) -> None:

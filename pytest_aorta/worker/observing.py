@@ -383,15 +383,16 @@ class Observer:
             self.device = own_device()
         self.optimizers.add(optimizer)
         self._watch_gradients()
+        inside = roots() if len(self._all) < MOST_SEARCHED else None
         named, gradients = self.optimizers.named, self._gradients.get(optimizer)
+        own = named(optimizer, inside=inside)
         if self._is_simulated:
-            note_padded(named(optimizer))
+            note_padded(own)
         found = Optimized(optimizer, named, self.device, self.record, gradients, self._prepared, self._random)
         self._all.append(found)
         self._by_id[id(optimizer)] = found
-        if len(self._all) <= MOST_SEARCHED:
-            inside = roots()
-            found.belongs_to(inside, named(optimizer, inside=inside), hash_buffers=self.record.hash_weights)
+        if inside is not None:
+            found.belongs_to(inside, own, hash_buffers=self.record.hash_weights)
         found.look()
         return found
 
