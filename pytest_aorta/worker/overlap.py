@@ -170,6 +170,7 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
     trace = _trace_of(profiler, 1, device)
     found = costs_of(trace, device, recorded_calls(passed.began_ns, passed.ended_ns, device), lines)
     return trace, found.replace(
+        compiled_graphs=compiled.compiled_graphs,
         recompilations=compiled.recompilations,
         graph_breaks=compiled.graph_breaks,
         places=found.places | compiled.places,
