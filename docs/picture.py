@@ -1,59 +1,73 @@
-"""Draws ``docs/_static/failure.svg``: what pytest prints when the tutorial's script reads its loss in each step.
+"""Draws the pictures of a failure in ``docs/_static``: the tutorial's script reads its loss in each step.
 
-The picture is made of a real run, which takes a minute on CPU ranks::
+They are made of a real run, which takes a minute on CPU ranks, and need Chromium::
 
     python docs/picture.py
 
-It also draws ``docs/_static/schedule.svg``: the schedules of a graph of streams, built by hand as that of FSDP with six
-layers on eight ranks, whose all-gathers wait for compute in forward, and of the one before.
+``failure.svg`` is what pytest prints, ``comment.png`` the Markdown of the run and ``annotation.png`` the annotation of
+the line, both in the manner of GitHub's pages. ``schedule.svg`` has the schedules of a graph of streams, built by hand
+as that of FSDP with six layers on eight ranks, whose all-gathers wait for compute in forward, and of the one before.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
-from itertools import groupby, zip_longest
 from pathlib import Path
+from urllib.parse import unquote
+
+from markdown_it import MarkdownIt
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
-from pytest_aorta.report.timeline import BEFORE, Drawing, Row, drawn_schedules  # noqa: E402
-from pytest_aorta.result.trace.overlap import Lane, Part  # noqa: E402
-from pytest_aorta.result.trace.profiled_steps import Collective  # noqa: E402
+from pytest_aorta.report.timeline import drawn_schedules, svg  # noqa: E402
 from pytest_aorta.result.trace.schedule import play  # noqa: E402
+from tests.browser.chromium import find_chromium, open_browser  # noqa: E402
+from tests.unit.builders import git  # noqa: E402
 from tests.unit.step_graphs import fsdp_step  # noqa: E402
 
-COLORS = {"$": "#e6edf3", "E": "#ff7b72", ">": "#e6edf3", "F": "#ff7b72", "a": "#d29922"}
+COLORS = {"$": "#e6edf3", "E": "#ff7b72", ">": "#e6edf3", "a": "#d29922"}
 LINE_PX, CHARACTER_PX, MARGIN_PX = 20, 8.4, 20
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The tutorial's first failure: the script, what pytest printed, and the Markdown for a comment."""
+
+    script: list[str]
+    printed: list[str]
+    markdown: str
+
+
 def run(folder: Path, *words: str) -> str:
-    """Return what a command of this environment prints in ``folder``."""
-    environ = os.environ | {"COLUMNS": "110", "CI": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=environ, capture_output=True, text=True, check=False
-    )
-    return done.stdout
+    """Return what a command of this environment prints in ``folder``, as in a job of GitHub."""
+    job = {"COLUMNS": "110", "CI": "1", "GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(folder)}
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=folder, env=os.environ | job, capture_output=True, text=True, check=False)
+    return done.stdout.replace(f"{folder}/", "")
 
 
-def printed() -> list[str]:
-    """Return the lines of the failure that the tutorial shows first."""
+def failure() -> Failure:
+    """Return the failure that the tutorial shows first."""
     script = re.findall(r"```python\n(.*?)```", (DOCS / "tutorial.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(script, encoding="utf-8")
         run(folder, "pytest_aorta.cli", "init", "train.py", "--", "--steps", "20")
         run(folder, "pytest", "--update-baselines")
+        git(folder, "init", "--quiet", "-b", "main")
+        git(folder, "add", "*.py", "baselines")
+        git(folder, "commit", "--quiet", "--message", "Test the training script")
         broken = script.replace("loss.backward()", "loss.backward(); print(loss.item())")
         (folder / "train.py").write_text(broken, encoding="utf-8")
-        text = run(folder, "pytest", "-p", "no:cacheprovider").replace(f"{folder}/", "")
-    return ["$ pytest", *(line for line in text.splitlines() if re.match(r"E  |>  |FAILED |aorta: \d", line))]
+        text = run(folder, "pytest", "-p", "no:cacheprovider", "--aorta-markdown=aorta.md")
+        markdown = (folder / "aorta.md").read_text(encoding="utf-8").replace(f"{folder}/", "")
+    return Failure(broken.splitlines(), text.splitlines(), markdown)
 
 
 def drawing(lines: list[str]) -> str:
@@ -71,83 +85,61 @@ def drawing(lines: list[str]) -> str:
     return "\n".join([head + style, field, *texts, "</svg>", ""])
 
 
-# Those of the page's light theme.
-BAR_COLORS: dict[str, str] = {
-    Lane.COMPUTE: "#0072b2",
-    Lane.COPY: "#8c959f",
-    Lane.EXPOSED: "#c4162a",
-    Lane.WAIT: "#d0d7de",
-    Part.STRAGGLER: "#b0578f",
-    Part.IDLE: "#d0d7de",
-    Collective.ALL_GATHER: "#d98e00",
-    Collective.REDUCE_SCATTER: "#00875f",
-    Collective.ALL_REDUCE: "#b0578f",
-    Collective.ALL_TO_ALL: "#c25400",
-    Collective.BROADCAST: "#2f8fce",
-    Collective.SEND_RECV: "#7c5a34",
-    Collective.OTHER: "#6e7781",
-}
-WIDTH, LEFT, ROW, GAP, LINE, LETTER = 960, 150, 14, 2, 18, 6
-ARROW = 'stroke="#1f2328" fill="none" marker-end="url(#tip)"'
-TIP = (
-    '<marker id="tip" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto">'
-    '<path d="M0 0L6 3L0 6Z"/></marker>'
-)
+PAGE = """<!doctype html><meta charset="utf-8"><style>
+body { margin: 16px; width: 860px; color: #1f2328; background: #fff; }
+body { font: 14px/1.5 system-ui, "Liberation Sans", sans-serif; }
+pre, code, td { font: 12px/20px ui-monospace, "Liberation Mono", monospace; }
+.box { border: 1px solid #d1d9e0; border-radius: 6px; }
+.head { padding: 8px 16px; background: #f6f8fa; border-bottom: 1px solid #d1d9e0; color: #59636e; }
+.body { padding: 4px 16px 12px; }
+h2 { border-bottom: 1px solid #d1d9e0; padding-bottom: 5px; font-size: 21px; }
+pre { background: #f6f8fa; padding: 12px; border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }
+table { border-spacing: 0; width: 100%; }
+td { padding: 0 10px; white-space: pre-wrap; }
+td:first-child:not([colspan]) { color: #59636e; text-align: right; width: 40px; }
+.added { background: #dafbe1; }
+.added td:first-child { background: #aceebb; }
+.error { margin: 8px 12px; padding: 8px 16px; border: 1px solid #d1d9e0; border-radius: 6px; }
+.error { border-left: 4px solid #cf222e; }
+</style>"""
 
 
-def svg(panels: Sequence[tuple[str, Drawing]]) -> str:
-    """Return drawings of the page as one SVG, each below its title."""
-    parts: list[str] = []
-    top = 0.0
-    for title, drawing in panels:
-        parts.append(text(4, top + LINE, title, 'font-weight="600"'))
-        top += 1.5 * LINE
-        scale, middles, is_before = (WIDTH - LEFT - GAP) / (drawing.end - drawing.begin), [], False
-        for name, rows in groupby(drawing.rows, key=lambda row: row.name):
-            if name.endswith(BEFORE) is not is_before:
-                top, is_before = top + ROW / 2, not is_before
-            parts.append(text(4, top + 0.8 * ROW, name))
-            for row in rows:
-                parts += bars_of(row, drawing.begin, scale, top)
-                middles.append(top + ROW * row.height / 2)
-                top += ROW * row.height + GAP
-            top += GAP
-        for at, start, end in drawing.arrows:
-            tip = middles[end] - math.copysign(ROW / 2, middles[end] - middles[start])
-            left = LEFT + (at - drawing.begin) * scale
-            parts.append(f'<path d="M{left:.1f} {middles[start]:.1f}V{tip:.1f}" {ARROW}/>')
-        parts.append(text(WIDTH - GAP, top + LINE, f"{drawing.end:.4g} {drawing.unit}", 'text-anchor="end"'))
-        left = float(LEFT)
-        for kind in dict.fromkeys(bars.kind for row in drawing.rows for bars in row.bars):
-            parts.append(f'<rect x="{left:.0f}" y="{top + 8:.0f}" width="10" height="10" fill="{color(kind)}"/>')
-            parts.append(text(left + ROW, top + LINE, kind.replace("_", " ")))
-            left += 2 * LINE + LETTER * len(kind)
-        top += 2 * LINE
-    size = f'width="{WIDTH}" height="{top:.0f}" viewBox="0 0 {WIDTH} {top:.0f}"'
-    style = 'font-family="system-ui, sans-serif" font-size="12" fill="#1f2328"'
-    back = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{TIP}{back}{"".join(parts)}</svg>\n'
+def comment(markdown: str) -> str:
+    """Return the page of a comment, with its details open."""
+    text = MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown)
+    # The cross is an emoji, which not every machine has a font for.
+    text = text.replace("<details>", "<details open>", 1).replace("\u274c", '<b style="color: #cf222e">\u2716</b>')
+    head = '<div class="head"><b>github-actions</b> (bot) commented</div>'
+    return f'{PAGE}<div class="box">{head}<div class="body">{text}</div></div>'
 
 
-def bars_of(row: Row, first: float, scale: float, top: float) -> Iterator[str]:
-    """Yield the bars of a row, by color."""
-    for bars in row.bars:
-        rects = (
-            f'<rect x="{LEFT + (begin - first) * scale:.1f}" width="{max(0.5, (end - begin) * scale):.1f}" '
-            f'y="{top:.1f}" height="{ROW * row.height:.1f}"><title>{escape(said or bars.kind)}</title></rect>'
-            for (begin, end), said in zip_longest(bars.spans, bars.texts)
-        )
-        yield f'<g fill="{color(bars.kind)}">{"".join(rects)}</g>'
+def annotation(script: list[str], printed: list[str]) -> str:
+    """Return the page of a changed file, with the first annotation of the run below its line."""
+    command = next(line for line in printed if line.startswith("::error "))
+    place, message = command.removeprefix("::error ").split("::", 1)
+    found = dict(part.split("=", 1) for part in place.split(","))
+    number = int(found["line"])
+    rows = [
+        f'<tr class="{"added" if at == number else ""}"><td>{at}</td><td>{escape(script[at - 1])}</td></tr>'
+        for at in range(number - 3, number + 4)
+    ]
+    says = f"<b>{escape(unquote(found['title']))}</b><br>{escape(unquote(message))}"
+    rows.insert(4, f'<tr><td colspan="2"><div class="error">{says}</div></td></tr>')
+    return f'{PAGE}<div class="box"><div class="head">{found["file"]}</div><table>{"".join(rows)}</table></div>'
 
 
-def color(kind: str) -> str:
-    """Return the color of a kind of bars."""
-    return BAR_COLORS.get(kind, BAR_COLORS[Collective.OTHER])
-
-
-def text(left: float, bottom: float, text: str, style: str = "") -> str:
-    """Return a line of text."""
-    return f'<text x="{left:.1f}" y="{bottom:.1f}" {style}>{escape(text)}</text>'
+def photograph(pages: dict[str, str]) -> None:
+    """Write pictures of pages into ``docs/_static``."""
+    program = find_chromium()
+    assert program is not None, "Chromium is needed"
+    with tempfile.TemporaryDirectory() as name, open_browser(program, Path(name) / "profile") as browser:
+        for file, text in pages.items():
+            page = Path(name) / "page.html"
+            page.write_text(text, encoding="utf-8")
+            browser.size(892, 100)
+            browser.open(page)
+            browser.size(892, browser.value("document.documentElement.scrollHeight"))
+            browser.screenshot(DOCS / "_static" / file)
 
 
 if __name__ == "__main__":
@@ -155,4 +147,8 @@ if __name__ == "__main__":
     assert schedules is not None
     title = "A step of FSDP whose all-gathers wait for compute in forward, and the step before"
     (DOCS / "_static/schedule.svg").write_text(svg([(title, schedules)]), encoding="utf-8")
-    (DOCS / "_static/failure.svg").write_text(drawing(printed()), encoding="utf-8")
+    found = failure()
+    shown = ["$ pytest", *(line for line in found.printed if re.match(r"E  |>  |aorta: \d", line))]
+    (DOCS / "_static/failure.svg").write_text(drawing(shown), encoding="utf-8")
+    pages = {"comment.png": comment(found.markdown), "annotation.png": annotation(found.script, found.printed)}
+    photograph(pages)

@@ -8,12 +8,14 @@ from pathlib import Path
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.target import (
     add_config,
+    add_drawing,
     add_ranks,
     add_shared,
     given_options,
     given_target,
     launching,
     opened,
+    write_drawing,
 )
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import raised_as, write_json
@@ -21,6 +23,7 @@ from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.plan.options import integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, WorldSpec
+from pytest_aorta.report.timeline import drawn_schedules
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.session.world import DistributedWorld
@@ -51,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_ranks(parser)
     add_config(parser)
+    add_drawing(parser)
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script."
     parser.set_defaults(run=run, args=())
@@ -75,6 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
             emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
             emit([f"  {note}" for note in launcher.test.record.launches[-1].traces])
             sys.stdout.flush()
+    if arguments.draw:
+        drawing = drawn_schedules([group.schedule for group in results[-1].facts.schedules[:1]])
+        panels = [(f"{results[-1].workload} on {results[-1].platform}", drawing)] if drawing else []
+        write_drawing(arguments.draw, panels, results[-1].facts.description.graph_problem)
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
     return ExitCode.PROBLEM if failed else ExitCode.OK

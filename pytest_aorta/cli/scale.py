@@ -7,23 +7,28 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import accumulate, pairwise
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.target import (
     ScriptTarget,
     WorkloadTarget,
     add_config,
+    add_drawing,
     add_shared,
     given_options,
     given_target,
     launching,
     opened,
+    write_drawing,
 )
 from pytest_aorta.common.errors import ResultError, UsageError
 from pytest_aorta.common.text import aligned, counted, emit
-from pytest_aorta.plan.options import Options, integer_from
+from pytest_aorta.plan.options import LauncherKind, Options, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
+from pytest_aorta.report.timeline import BETWEEN_HOSTS, IN_HOST, Bars, Drawing, Row, drawn_schedules
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
+from pytest_aorta.result.trace.overlap import Lane
 from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.result.trace.schedule import NOMINAL, Schedule, play
 from pytest_aorta.result.trace.step_graph import StepGraph
@@ -56,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank", metavar="N", type=integer_from(0), default=0, help="the rank to simulate (default: 0)"
     )
     add_config(parser)
+    add_drawing(parser)
     add_shared(parser, SHARED)
     parser.epilog = "After -- come arguments of the script."
     parser.set_defaults(run=run, args=())
@@ -77,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.rank >= arguments.sizes[0]:
         raise UsageError(f"--rank: got {arguments.rank}, allowed is a rank from 0 to {arguments.sizes[0] - 1}")
-    options, word = given_options(arguments), arguments.target
+    options, word = given_options(arguments, launcher=LauncherKind.FORKSERVER), arguments.target
     workload, script = (None, word) if "." in word else (word, None)
     target = given_target(options, arguments, workload, script)
     rows, lines = list[tuple[str, ...]](), list[str]()
@@ -93,6 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if rows:
             emit([*aligned([_COLUMNS, *rows], [""] * (len(rows) + 1)), *lines, *scheduled(graphs)])
+    if arguments.draw:
+        write_drawing(arguments.draw, panels(graphs))
     return ExitCode.OK
 
 
@@ -202,6 +210,22 @@ def _grown(former: Schedule, now: Schedule) -> str:
 
 def _with_work(graph: StepGraph, factor: int) -> StepGraph:
     return graph.replace(nodes=[node.replace(flops=factor * node.flops) for node in graph.nodes])
+
+
+def panels(graphs: Mapping[int, StepGraph]) -> list[tuple[str, Drawing]]:
+    """Return a drawing of the parts of each size's step on the nominal machine, and one of each size's streams."""
+    schedules = {counted(size, "rank"): play(graph) for size, graph in graphs.items()}
+    drawn = [(name, drawing) for name, schedule in schedules.items() if (drawing := drawn_schedules([schedule]))]
+    rows = [Row(name, _parts(schedule)) for name, schedule in schedules.items()]
+    whole = max((drawing.end for _, drawing in drawn), default=0.0)
+    return [("on the nominal machine", Drawing(rows, whole)), *drawn] if drawn else []
+
+
+def _parts(schedule: Schedule) -> list[Bars]:
+    within, between = exposed_ms(schedule)
+    edges = pairwise(accumulate((schedule.step_ms - within - between, within, between), initial=0.0))
+    kinds = (Lane.COMPUTE, IN_HOST, BETWEEN_HOSTS)
+    return [Bars(kind, [span]) for kind, span in zip(kinds, edges, strict=True) if span[1] > span[0]]
 
 
 def exposed_ms(schedule: Schedule) -> tuple[float, float]:

@@ -10,16 +10,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.errors import DevicesUnavailable, SpecError, UsageError
-from pytest_aorta.common.files import UnreadableFile, raised_as
+from pytest_aorta.common.errors import DevicesUnavailable, ResultError, SpecError, UsageError
+from pytest_aorta.common.files import UnreadableFile, raised_as, write_text
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
-from pytest_aorta.common.text import brief
+from pytest_aorta.common.text import brief, emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.launch.watch import SpokenState
-from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
+from pytest_aorta.plan.options import OPTIONS, Options, file_ending_in, integer_from, make_options
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.report.timeline import Drawing, svg
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import RunningTest
@@ -90,6 +91,29 @@ def add_ranks(parser: argparse.ArgumentParser, least: int = 1, default: str = "t
     """Declare the option for the number of ranks."""
     ranks, text = integer_from(least, MAX_WORLD_SIZE), f"ranks (default: {default})"
     parser.add_argument("--nproc", metavar="N", type=ranks, help=text)
+
+
+def add_drawing(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that draws the step's schedule."""
+    parser.add_argument(
+        "--draw",
+        metavar="FILE.svg",
+        type=file_ending_in(".svg"),
+        help="draw the step on the nominal machine: streams, exposed collectives, and what these wait for",
+    )
+
+
+def write_drawing(file: Path, panels: Sequence[tuple[str, Drawing]], problem: str = "") -> None:
+    """Write what ``--draw`` asks for.
+
+    Raises:
+        ResultError: There is nothing to draw, or the file can't be written.
+    """
+    if not panels:
+        raise ResultError(f"--draw: no graph of streams with a collective was recorded{problem and f': {problem}'}")
+    with raised_as(ResultError, f"--draw: {file}: not written: "):
+        write_text(file, svg(panels))
+    emit([f"drawn: {file}"])
 
 
 def add_shared(parser: argparse.ArgumentParser, names: Collection[str]) -> None:

@@ -127,7 +127,7 @@ class LaunchWatch:
             with suppress(SensorsUnavailable):
                 sensors.close()
         names = [device.token for device in self._devices]
-        return PlatformFacts(source, problem, summarize(names, sensors.max_sm_clocks_mhz, samples))
+        return PlatformFacts(source, problem, summarize(names, sensors.max_sm_clocks_mhz, samples), sensors.about)
 
     def _show(self) -> LaunchState:
         state = _launch_state(self._plan, time.monotonic() - self._began_s)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable
 from pytest_aorta.common.files import raised_as
-from pytest_aorta.common.model import Model
+from pytest_aorta.common.model import Fact, Model
 from pytest_aorta.plan.device_kind import AMD, CUDA_VARIABLE, HIDDEN, HIP_VARIABLE, NVIDIA, ROCR_VARIABLE, Device
 
 # Device file of the AMD driver; without it no tool of ROCm is called.
@@ -53,9 +53,11 @@ class Sensors(Protocol):
 
     Attributes:
         max_sm_clocks_mhz: The highest SM clock of each device; None if unknown.
+        about: What can move times of all devices: driver, power limit, links between them.
     """
 
     max_sm_clocks_mhz: tuple[float | None, ...]
+    about: dict[str, Fact]
 
     def read(self) -> tuple[Reading, ...]:
         """Return a reading of every device, in order.
@@ -203,6 +205,7 @@ class _NvidiaSensors:
         try:
             self._handles = [self._handle(device.uuid) for device in devices]
             self.max_sm_clocks_mhz = tuple(map(self._max_sm_clock_mhz, self._handles))
+            self.about = self._about()
         except pynvml.NVMLError as error:
             self.close()
             raise SensorsUnavailable(f"NVML: {error}") from None
@@ -218,6 +221,26 @@ class _NvidiaSensors:
     def _handle(self, uuid: str) -> Any:
         handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
         return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
+
+    def _about(self) -> dict[str, Fact]:
+        limits_mw = {self._ask(self._nvml.nvmlDeviceGetEnforcedPowerLimit, handle) or 0 for handle in self._handles}
+        links = sorted({self._num_links(handle) for handle in self._handles})
+        return {
+            "driver": str(self._nvml.nvmlSystemGetDriverVersion()),
+            "power_limit_w": "/".join(f"{limit / 1000:.0f}" for limit in sorted(limits_mw)),
+            "links": "/".join(f"NVLink x{count}" if count else "PCIe" for count in links),
+        }
+
+    def _num_links(self, handle: Any) -> int:
+        """Return the number of active NVLinks; NVML refuses the number of a link that the device lacks."""
+        for number in range(self._nvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                is_active = self._nvml.nvmlDeviceGetNvLinkState(handle, number)
+            except self._nvml.NVMLError:
+                return number
+            if not is_active:
+                return number
+        return int(self._nvml.NVML_NVLINK_MAX_LINKS)
 
     def _max_sm_clock_mhz(self, handle: Any) -> float | None:
         return self._ask(self._nvml.nvmlDeviceGetMaxClockInfo, handle, self._nvml.NVML_CLOCK_SM)

@@ -1,4 +1,4 @@
-"""Drawings of the page in rows of bars.
+"""Drawings of a report in rows of bars, as SVG and for the page.
 
 A drawing shows what each rank's streams did in a step, how the step's graph of streams plays on the nominal machine,
 or the waits of ranks step by step.
@@ -6,9 +6,11 @@ or the waits of ranks step by step.
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise, zip_longest
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -16,9 +18,28 @@ import numpy as np
 from pytest_aorta.report.data import Case, Launch
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.overlap import Intervals, Lane, Part, difference, intersection, union
+from pytest_aorta.result.trace.profiled_steps import Collective
 from pytest_aorta.result.trace.schedule import Schedule
 
 _NS_PER_MS, _NS_PER_US = 1_000_000, 1000
+# Those of the page's light theme.
+_COLORS: dict[str, str] = {
+    Lane.COMPUTE: "#0072b2",
+    Lane.COPY: "#8c959f",
+    Lane.EXPOSED: "#c4162a",
+    Lane.WAIT: "#d0d7de",
+    Part.STRAGGLER: "#b0578f",
+    Part.IDLE: "#d0d7de",
+    Collective.ALL_GATHER: "#d98e00",
+    Collective.REDUCE_SCATTER: "#00875f",
+    Collective.ALL_REDUCE: "#b0578f",
+    Collective.ALL_TO_ALL: "#c25400",
+    Collective.BROADCAST: "#2f8fce",
+    Collective.SEND_RECV: "#7c5a34",
+    Collective.OTHER: "#6e7781",
+    (IN_HOST := "exposed in a host"): "#d98e00",
+    (BETWEEN_HOSTS := "exposed between hosts"): "#c4162a",
+}
 # Follows the names of the other side's rows.
 BEFORE = ", before"
 # Beyond, neighboring steps of waits share a bar.
@@ -174,6 +195,66 @@ def waits_drawing(case: Case) -> Drawing | None:
     spans = [(first + begin, first + end) for begin, end in pairwise(edges)]
     rows = [Row(f"rank {rank}", [Bars("waiting", spans, row.tolist())]) for rank, row in enumerate(means_ms)]
     return Drawing(rows, first + count, first, "step")
+
+
+_WIDTH, _LEFT, _ROW, _GAP, _LINE, _LETTER = 960, 150, 14, 2, 18, 6
+_ARROW = 'stroke="#1f2328" fill="none" marker-end="url(#tip)"'
+_TIP = (
+    '<marker id="tip" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto">'
+    '<path d="M0 0L6 3L0 6Z"/></marker>'
+)
+
+
+def svg(panels: Sequence[tuple[str, Drawing]]) -> str:
+    """Return drawings as one SVG, each below its title."""
+    parts: list[str] = []
+    top = 0.0
+    for title, drawing in panels:
+        parts.append(_text(4, top + _LINE, title, 'font-weight="600"'))
+        top += 1.5 * _LINE
+        scale, middles, is_before = (_WIDTH - _LEFT - _GAP) / (drawing.end - drawing.begin), [], False
+        for name, rows in groupby(drawing.rows, key=lambda row: row.name):
+            if name.endswith(BEFORE) is not is_before:
+                top, is_before = top + _ROW / 2, not is_before
+            parts.append(_text(4, top + 0.8 * _ROW, name))
+            for row in rows:
+                parts += _rects(row, drawing.begin, scale, top)
+                middles.append(top + _ROW * row.height / 2)
+                top += _ROW * row.height + _GAP
+            top += _GAP
+        for at, start, end in drawing.arrows:
+            tip = middles[end] - math.copysign(_ROW / 2, middles[end] - middles[start])
+            left = _LEFT + (at - drawing.begin) * scale
+            parts.append(f'<path d="M{left:.1f} {middles[start]:.1f}V{tip:.1f}" {_ARROW}/>')
+        parts.append(_text(_WIDTH - _GAP, top + _LINE, f"{drawing.end:.4g} {drawing.unit}", 'text-anchor="end"'))
+        left = float(_LEFT)
+        for kind in dict.fromkeys(bars.kind for row in drawing.rows for bars in row.bars):
+            parts.append(f'<rect x="{left:.0f}" y="{top + 8:.0f}" width="10" height="10" fill="{_color(kind)}"/>')
+            parts.append(_text(left + _ROW, top + _LINE, kind.replace("_", " ")))
+            left += 2 * _LINE + _LETTER * len(kind)
+        top += 2 * _LINE
+    size = f'width="{_WIDTH}" height="{top:.0f}" viewBox="0 0 {_WIDTH} {top:.0f}"'
+    style = 'font-family="system-ui, sans-serif" font-size="12" fill="#1f2328"'
+    back = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{_TIP}{back}{"".join(parts)}</svg>\n'
+
+
+def _rects(row: Row, first: float, scale: float, top: float) -> Iterator[str]:
+    for bars in row.bars:
+        rects = (
+            f'<rect x="{_LEFT + (begin - first) * scale:.1f}" width="{max(0.5, (end - begin) * scale):.1f}" '
+            f'y="{top:.1f}" height="{_ROW * row.height:.1f}"><title>{html.escape(text or bars.kind)}</title></rect>'
+            for (begin, end), text in zip_longest(bars.spans, bars.texts)
+        )
+        yield f'<g fill="{_color(bars.kind)}">{"".join(rects)}</g>'
+
+
+def _color(kind: str) -> str:
+    return _COLORS.get(kind, _COLORS[Collective.OTHER])
+
+
+def _text(left: float, bottom: float, text: str, style: str = "") -> str:
+    return f'<text x="{left:.1f}" y="{bottom:.1f}" {style}>{html.escape(text)}</text>'
 
 
 def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[tuple[float, float]]]:

@@ -150,6 +150,8 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
         optimizers: a line on what the series measured; empty if there is nothing to say.
         apart: whether no rank communicates in its steps.
         replicas: the replicas of parameters that became different.
+        system: what can move times and is not in ``environment``: versions of what is beside the ranks, settings of the
+            host and of its devices.
     """
 
     step_time_growth: Finite = 0.0
@@ -163,6 +165,7 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
     optimizers: str = ""
     apart: bool = False
     replicas: list[Parted] = []
+    system: dict[Name, Fact] = {}
 
 
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -175,7 +178,8 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         simulated: whether nothing was exchanged, so that weights, losses and times mean nothing.
         num_steps: measured steps.
         step_time_ms: mean, p10, p50, p99 and tail5 (mean of the slowest 5%) of the steps' maxima over ranks.
-        metrics: the workload's metrics over ranks: the maximum of a peak, the mean of every other metric.
+        metrics: the workload's metrics over ranks: the maximum of a peak, the mean of every other metric; and the
+            maximum of what ranks measured outside of the steps' times.
         weight_hashes: step -> hash.
         buffer_hashes: step -> hash of the persistent buffers that each rank has; empty if none were hashed.
         final_loss: the loss of the last measured step; None if nothing was trained.
@@ -184,6 +188,8 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         late_ms: how much less it waits in nine steps of ten, at least; likewise.
         memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
         memory_growth_bytes: its growth within the launch on each rank, likewise.
+        resident_bytes: the median memory of each rank that is resident on the host, likewise.
+        resident_growth_bytes: its growth within the launch on each rank, likewise.
         cpu_wait: for which part of the steps' time ranks waited for a CPU, at most: the sum over ranks and threads;
             None if it is not known.
         gc_ms: time of a step in which each rank collected garbage, a mean over steps.
@@ -215,6 +221,8 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     late_ms: list[Finite] = []
     memory_bytes: list[Positive] = []
     memory_growth_bytes: list[Finite] = []
+    resident_bytes: list[Positive] = []
+    resident_growth_bytes: list[Finite] = []
     cpu_wait: NotNegative | None = None
     gc_ms: list[Milliseconds] = []
     exposed_ms: dict[str, Milliseconds] = {}
@@ -234,9 +242,11 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"costs: got ranks {ranks}, allowed is each rank once")
         if absent := [name for name in STEP_TIMES if name not in self.step_time_ms]:
             raise ValueError(f"step_time_ms: {', '.join(absent)} is missing")
-        if len(self.memory_bytes) != len(self.memory_growth_bytes):
-            counts = f"{len(self.memory_growth_bytes)} values for {len(self.memory_bytes)} of memory_bytes"
-            raise ValueError(f"memory_growth_bytes: got {counts}, allowed is one per rank")
+        for name in ("memory", "resident"):
+            grown, used = (len(getattr(self, f"{name}{part}_bytes")) for part in ("_growth", ""))
+            if grown != used:
+                counts = f"{grown} values for {used} of {name}_bytes"
+                raise ValueError(f"{name}_growth_bytes: got {counts}, allowed is one per rank")
 
     def condensed(self, *, has_names: bool) -> LaunchFacts:
         """Return what a baseline keeps of these facts."""
@@ -259,7 +269,12 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def memory_growth(self) -> list[float]:
         """Return the growth of each rank's memory as a fraction of its median; empty if it is not known."""
-        return [more / used for more, used in zip(self.memory_growth_bytes, self.memory_bytes, strict=True)]
+        return _fractions(self.memory_growth_bytes, self.memory_bytes)
+
+    @property
+    def resident_growth(self) -> list[float]:
+        """Return the growth of each rank's resident memory, likewise."""
+        return _fractions(self.resident_growth_bytes, self.resident_bytes)
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
@@ -270,7 +285,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     quantities = {"mean": steps.mean(), "p10": p10, "p50": p50, "p99": p99, "tail5": tail.mean()}
     broken_down = _breakdown(result, float(p50))
     exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
-    in_use = _memory_in_use(result.memory_bytes)
+    memory, resident = map(_grown, (result.memory_bytes, [rank.resident_bytes for rank in result.ranks]))
     graphs = [None if costs is None else costs.graph for costs in result.costs]
     optimized = [rank.series for rank in result.ranks]
     series = series_facts(optimized)
@@ -289,22 +304,24 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
             apart=are_apart(series, len(optimized)) and not (has_messages or is_simulated),
             optimizers=described(series, len(optimized), has_messages=has_messages, is_simulated=is_simulated),
             replicas=diverged(optimized),
+            system=result.system | (result.platform_facts.about if result.platform_facts else {}),
         ),
         launcher=result.launcher,
         simulated=is_simulated,
         num_steps=len(steps),
         step_time_ms=_short(quantities),
-        metrics={name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
+        metrics=_largest([rank.outside for rank in result.ranks])
+        | {name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
         buffer_hashes=joined_hashes(optimized, BUFFERS),
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
         rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
         late_ms=_short(_least_lags_ms(result.collective_ms)),
-        memory_bytes=in_use,
-        memory_growth_bytes=_short(
-            [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
-        ),
+        memory_bytes=[used for used, _ in memory],
+        memory_growth_bytes=_short([more for _, more in memory]),
+        resident_bytes=[used for used, _ in resident],
+        resident_growth_bytes=_short([more for _, more in resident]),
         cpu_wait=_cpu_wait([rank.cpu_wait for rank in result.ranks]),
         gc_ms=_short([rank.gc_ms for rank in result.ranks]),
         exposed_ms=_exposed(result.overlap),
@@ -319,9 +336,20 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     )
 
 
-def _memory_in_use(ranks: Sequence[Sequence[int]]) -> list[int]:
+def _grown(ranks: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
+    """Return the median and the growth of each rank's bytes; empty if they were read in too few steps."""
     is_known = all(len(values) >= _MIN_VALUES and min(values) > 0 for values in ranks)
-    return [round(median(values)) for values in ranks] if is_known else []
+    return [(used := round(median(values)), growth(values) * used) for values in ranks] if is_known else []
+
+
+def _fractions(grown: Sequence[float], used: Sequence[int]) -> list[float]:
+    return [more / of for more, of in zip(grown, used, strict=True)]
+
+
+def _largest(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the largest of the ranks' values by name."""
+    names = sorted({name for rank in ranks for name in rank})
+    return {name: _short(max(rank[name] for rank in ranks if name in rank)) for name in names}
 
 
 def _cpu_wait(ranks: Sequence[float | None]) -> float | None:

@@ -120,10 +120,14 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         environment: versions and devices that numbers depend on.
         collective_ms: time in collectives in each step, from this rank's arrival at a collective to its end; of all
             steps, or of as many of the last steps as are known.
-        memory_bytes: memory in use before evenly spaced steps, fewer than 24 of them.
+        memory_bytes: memory in use before evenly spaced steps, fewer than 24 of them: what the device's allocator, or
+            malloc on CPU ranks, has given out.
+        resident_bytes: memory of the process that is resident on the host, before the same steps.
         cpu_wait: for which part of the steps' time threads of this rank waited for a CPU, summed over threads; None on
             accelerators, and where it is not known.
         gc_ms: time of a step in which Python collected garbage, a mean over steps.
+        outside: measurements outside of the steps' times, with the unit in each name, of which a rank may have others
+            than its peers.
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
             same on every rank.
         profile: the profiled steps; empty if no step was profiled.
@@ -146,8 +150,10 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, Fact] = {}
     collective_ms: list[Milliseconds] = []
     memory_bytes: list[Count] = []
+    resident_bytes: list[Count] = []
     cpu_wait: NotNegative | None = None
     gc_ms: Milliseconds = 0.0
+    outside: dict[Name, NotNegative] = {}
     tensor_hashes: dict[str, TensorHashes] = {}
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None
@@ -210,6 +216,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         host: name of the host that pytest ran on.
         provenance: time, session block and code version of the launch.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
+        system: facts of the host and of what is installed there that can move times.
         collective_ms: time in collectives in each of the last steps, ``collective_ms[rank][step]``: measured by the
             ranks, or on CPU ranks computed from their arrivals at collectives.
         ranks: the measurements of each rank.
@@ -254,6 +261,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     host: str
     provenance: Provenance
     platform_facts: PlatformFacts | None = None
+    system: dict[Name, Fact] = {}
     collective_ms: list[list[Milliseconds]] = []
     ranks: Annotated[list[RankResult], Meta(min_length=1)]
 

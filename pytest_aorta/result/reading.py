@@ -16,6 +16,7 @@ from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, Workloa
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.provenance import provenance
 from pytest_aorta.result.sensors import PlatformFacts
+from pytest_aorta.result.system import system_facts
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.result.trace.rank_files import read_arrivals, waits_of_ranks_ms
 
@@ -65,6 +66,7 @@ def collect_result(
         host=socket.gethostname(),
         provenance=provenance(plan.cwd, plan.command, plan.reference),
         platform_facts=platform_facts,
+        system=system_facts(),
         collective_ms=_waits_ms(plan, folders, ranks),
         ranks=ranks,
     )

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_aorta.common.model import Model, Name, NotNegative, Text
+from msgspec import field
+
+from pytest_aorta.common.model import Fact, Model, Name, NotNegative, Text
 from pytest_aorta.plan.accelerators import Reading
 
 # Reasons that protect the device or the host, by NVML's names.
@@ -57,11 +59,13 @@ class PlatformFacts(Model, frozen=True):
         source: ``NVML`` or ``amdsmi``.
         problem: the reason why readings are missing or ended early; None if there is none.
         devices: clock and throttling of each device, one entry per rank of this host.
+        about: what can move times of all devices, such as the driver and the power limit.
     """
 
     source: str
     problem: str | None = None
     devices: tuple[DeviceFacts, ...] = ()
+    about: dict[Name, Fact] = field(default_factory=dict)
 
 
 def summarize(

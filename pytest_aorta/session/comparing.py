@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -13,16 +13,19 @@ from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.history import speed_checks
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.locating import Capture, locate
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, passed, settle, with_baseline, with_both
+from pytest_aorta.verdict.attribution import Sides
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import compare_lengths, compare_steps, num_steps
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.environment import identity
+from pytest_aorta.verdict.metrics import metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, Verdict, Verdicts
 
 R = TypeVar("R")
 
@@ -157,7 +160,8 @@ class RunningComparison:
         now = before.replace(rows=(*before.rows, *verdicts.rows), notes=verdicts.notes, suspect=verdicts.suspect)
         is_nothing = bool(self.options.fail_on) and now.compared_nothing
         raised = failing or (now.rows if is_nothing else ())
-        self.comparison = now.replace(failing=tuple(row.metric for row in raised))
+        notes = (*self._moved(failing), *now.notes)
+        self.comparison = now.replace(failing=tuple(row.metric for row in raised), notes=notes)
         try:
             locate(self, failing)
         finally:
@@ -165,18 +169,36 @@ class RunningComparison:
         if failing or is_nothing:
             names = [row.metric for row in failing]
             failing = [row for row in self.comparison.rows if row.metric in names]
-            text = comparison_text(self.comparison, failing, self._repeated())
+            text = comparison_text(self.comparison, failing, self.repeated)
             if all(row.outcome is Outcome.MISSING for row in failing):
                 raise NothingCompared(text)
             raise ComparisonFailed(text, tuple(names))
         return Verdicts(self.comparison.case, self.comparison.rows, self.comparison.notes)
 
+    def _moved(self, failing: Sequence[Verdict]) -> list[Note]:
+        """Return a note on what moved between the sides, with the command that settles it, if facts tell."""
+        if not failing or failing[0].reference.is_variant:
+            return []
+        in_turn = failing[0].reference.is_ab
+        others = self.comparison.facts(Side.REFERENCE) if in_turn else self.old.center_launches if self.old else ()
+        if not others:
+            return []
+        noisy = [metric_of(row.metric, row.tolerance.direction).has_noise for row in failing if row.is_compared]
+        here = self.comparison.facts(Side.CANDIDATE)[-1]
+        checks = speed_checks()
+        # The host's own checks tell nothing of a baseline that another host recorded.
+        is_of_host = others[-1].provenance.block in {one.provenance.block for one in checks}
+        sides = Sides(others[-1], here, is_exact=not all(noisy), in_turn=in_turn, checks=checks if is_of_host else ())
+        line = sides.line(self.repeated.test, self.repeated.command)
+        return [Note(line, NoteKind.MOVED)] if line else []
+
     def add(self, **changes: Any) -> None:
         """Add the comparison, which is final with these changes, to the test."""
         self.launcher.test.compared(self.comparison.replace(**changes))
 
-    def _repeated(self) -> Repeated:
-        """Return how this test is repeated; git is asked for the commit that last changed the baseline."""
+    @cached_property
+    def repeated(self) -> Repeated:
+        """How this test is repeated; git is asked for the commit that last changed the baseline."""
         found: list[str] = []
         file = Path(self.comparison.baseline)
         if self.comparison.baseline:

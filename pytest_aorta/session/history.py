@@ -1,5 +1,6 @@
 """The history: one JSON line per comparison, written once a run."""
 
+import platform
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -10,11 +11,14 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import UnreadableFile, raised_as, read_bytes, write_text
+from pytest_aorta.common.files import UnreadableFile, raised_as, read_bytes, slug, write_text
 from pytest_aorta.common.model import Model, Positive, Text, decode, to_json
 from pytest_aorta.common.text import brief
+from pytest_aorta.plan.cache import cache_folder
 from pytest_aorta.plan.options import Options
-from pytest_aorta.session.record import Comparison, TestRecord
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.session.record import Comparison, Side, TestRecord
+from pytest_aorta.verdict.attribution import SPEED_CASE
 
 SCHEMA_VERSION = 3
 SUFFIX = ".jsonl"
@@ -78,6 +82,23 @@ def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
                 except UnreadableFile as error:
                     problems.append(str(error))
     return entries, problems
+
+
+def speed_checks(folder: Path | None = None) -> list[LaunchFacts]:
+    """Return the launches of the speed check that a history has; without ``folder``, those of this host's own history.
+
+    Raises:
+        AortaError: As in :func:`read_history`.
+    """
+    folder = folder or speed_folder()
+    entries = read_history(folder)[0] if any(folder.glob(f"*{SUFFIX}")) else []
+    found = (entry.comparison for entry in entries if entry.comparison.case == SPEED_CASE)
+    return [facts for comparison in found for facts in comparison.facts(Side.CANDIDATE)]
+
+
+def speed_folder() -> Path:
+    """Return the folder of this host's speed checks in the user's cache, which hosts may share."""
+    return cache_folder() / "speed" / slug(platform.node())
 
 
 # A command line may name thousands of tests.

@@ -55,9 +55,12 @@ def choose_tolerances(
             )
     # Who names a time has said which change of speed counts; a launch alone has nothing to differ from.
     is_gross = len(facts) > 1 and not any(metric_of(name).kind is MetricKind.TIMING for name in marked)
+    is_on_cpu = {launch.device for launch in facts} == {"cpu"}
     for name, metric in METRICS.items():
-        is_of_cpu = metric.kind is MetricKind.TIMING and {launch.device for launch in facts} == {"cpu"}
-        default, needed = (metric.on_cpu if is_gross else None, all) if is_of_cpu else (metric.default, any)
+        if is_on_cpu and metric.kind is MetricKind.TIMING:
+            default, needed = metric.on_cpu if is_gross else None, all
+        else:
+            default, needed = (metric.on_cpu if is_on_cpu else None) or metric.default, any
         if name not in chosen and default is not None and needed(_has(metric, launch) for launch in facts):
             chosen[name] = marked.get(name, default)
     if len(facts) > 1:
@@ -102,9 +105,9 @@ def known_to(
     lacks_costs = is_variant or not has_costs(other)
 
     def is_lacking(metric: Metric) -> bool:
-        if metric.cost is not None:
-            return lacks_costs
-        return (is_variant and bool(metric.is_growth or metric.scheduled)) or (
+        if metric.cost is not None and lacks_costs:
+            return True
+        return (is_variant and bool(metric.grows or metric.scheduled)) or (
             metric.is_new and metric.measure(other) is None
         )
 

@@ -227,26 +227,27 @@ def judge_growth(row: Row) -> Verdict:
     """
     allowed = row.tolerance.value or 0.0
     is_default = row.tolerance.origin is Origin.DEFAULT
-    recorded = [max(ranks) for ranks in zip(*(other.memory_growth for other in row.others), strict=False)]
+    here, there = ([getattr(facts, row.metric.name) for facts in side] for side in (row.launches, row.others))
+    recorded = [max(ranks) for ranks in zip(*there, strict=False)]
     limits = [more + max(allowed, is_default * _GROWTH_VARIES * more) for more in recorded]
-    least = [min(ranks) for ranks in zip(*(launch.memory_growth for launch in row.launches), strict=False)]
+    least = [min(ranks) for ranks in zip(*here, strict=False)]
     rank = max(range(min(len(least), len(limits))), key=lambda rank: least[rank] - limits[rank])
     value, baseline = round(least[rank], 3), round(recorded[rank], 3)
     delta = value - baseline
     if least[rank] <= limits[rank]:
         return row.decided(Outcome.PASS, value, baseline, "", delta)
-    here, there = (_growth_a_step(side[-1], rank) for side in (row.launches, row.others))
+    now, before = (
+        getattr(side[-1], f"{row.metric.name}_bytes")[rank] / side[-1].num_steps / 2**20
+        for side in (row.launches, row.others)
+    )
+    of = "memory" if row.metric.grows == "memory" else "resident memory"
     num_others = sum(grows > limit for grows, limit in zip(least, limits, strict=False)) - 1
     others = f" (and {counted(num_others, 'other')})" if num_others else ""
     detail = (
-        f"memory of rank {rank}{others} grows by {here} a step, that of the {row.reference} by {there}; look for what "
-        f"each step keeps, such as a loss with its graph"
+        f"{of} of rank {rank}{others} grows by {now:.3g} MiB a step, that of the {row.reference} by {before:.3g} MiB; "
+        f"look for what each step keeps, such as a loss with its graph"
     )
     return row.decided(Outcome.REGRESSION, value, baseline, detail, delta)
-
-
-def _growth_a_step(facts: LaunchFacts, rank: int) -> str:
-    return f"{facts.memory_growth_bytes[rank] / facts.num_steps / 2**20:.3g} MiB"
 
 
 _STEPS_PER_OUTLIER, _MOST_OUTLIERS = 100, 50

@@ -15,7 +15,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.series import BUFFERS, PARAMETERS, SeriesFacts
 from pytest_aorta.result.trace.families import is_compute
-from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost, by_rank
+from pytest_aorta.result.trace.profiled_steps import AS_RUN, BUS_FACTORS, Cost, by_rank
 from pytest_aorta.result.trace.schedule import Schedule
 from pytest_aorta.verdict.statistics.decision import Scale
 
@@ -108,11 +108,11 @@ class Metric:
         scale: The scale on which changes are measured.
         by_step: Returns step -> value after the step; ``measure`` returns the last of these values. Empty for a
             metric of the whole launch.
-        on_cpu: The tolerance of a time of CPU ranks without a marker, in place of ``default``.
+        on_cpu: The tolerance of a time or of memory of CPU ranks without a marker, in place of ``default``.
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
         curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
             one, while ``measure`` returns the last of them.
-        is_growth: Whether the growth of memory is compared rank by rank, while ``measure`` returns the largest.
+        grows: ``memory`` or ``resident`` if its growth is compared rank by rank, while ``measure`` returns the largest.
         scheduled: Returns the value of a rank's schedule on the nominal machine, which is compared rank by rank, while
             ``measure`` returns the worst.
         hashed: What a hash by step is of, ``weights`` or ``buffers``; else empty.
@@ -132,7 +132,7 @@ class Metric:
     on_cpu: Tolerance | None = None
     cost: Cost | None = None
     curve: Curve | None = None
-    is_growth: bool = False
+    grows: str = ""
     scheduled: Callable[[Schedule], float] | None = None
     hashed: str = ""
     is_new: bool = False
@@ -140,7 +140,7 @@ class Metric:
     @property
     def has_noise(self) -> bool:
         """Return False if one launch decides, e.g. because equal code has equal values."""
-        is_by_rank = self.is_growth or bool(self.cost or self.curve or self.scheduled)
+        is_by_rank = bool(self.grows or self.cost or self.curve or self.scheduled)
         return self.direction is not Direction.EXACT and not is_by_rank
 
     @property
@@ -279,6 +279,16 @@ def _kernel_ms(facts: LaunchFacts) -> Value:
     return math.fsum(times) if times else None
 
 
+def _transfer(kind: str) -> Metric:
+    """Return the row of the transfers of a kind of collective."""
+
+    def measure(facts: LaunchFacts) -> Value:
+        return facts.collectives[kind].transfer_ms if kind in facts.collectives else None
+
+    text = "transfers of a rank in a profiled step, hidden or not, without waits for late ranks"
+    return Metric(f"{kind}_ms", "ms", MetricKind.TIMING, Direction.LOWER, None, measure, text)
+
+
 def _hash(kind: str, text: str, *, is_new: bool = False) -> Metric:
     """Return the row of the hash of a model's ``weights`` or ``buffers``."""
     name = f"{kind.removesuffix('s')}_hash"
@@ -295,8 +305,17 @@ def _hash(kind: str, text: str, *, is_new: bool = False) -> Metric:
     return Metric(name, "", numeric, exact, default, measure, text, by_step=by_step, hashed=kind, is_new=is_new)
 
 
-def _memory_growth(facts: LaunchFacts) -> Value:
-    return None if facts.simulated or not facts.memory_growth else round(max(facts.memory_growth), 3)
+def _growth(kind: str, on_device: int | None, on_cpu: int, text: str) -> Metric:
+    """Return the row of the growth of ``memory`` or ``resident`` memory, with its default tolerances in points."""
+    name, lower, scale = f"{kind}_growth", Direction.LOWER, Scale.POINTS
+
+    def measure(facts: LaunchFacts) -> Value:
+        ranks = getattr(facts, name)
+        return None if facts.simulated or not ranks else round(max(ranks), 3)
+
+    default, at_most = (_default(points, lower, scale) for points in (on_device, on_cpu))
+    memory = MetricKind.MEMORY
+    return Metric(name, "", memory, lower, default, measure, text, scale=scale, on_cpu=at_most, grows=kind, is_new=True)
 
 
 _TIME, _MEMORY, _COUNT, _NUMERIC = MetricKind.TIMING, MetricKind.MEMORY, MetricKind.COUNT, MetricKind.NUMERIC
@@ -373,6 +392,7 @@ _ROWS = (
         _kernel_ms,
         "time of all kernels of a profiled step, mean over ranks; operators on CPU ranks",
     ),
+    *map(_transfer, BUS_FACTORS),
     _recorded(
         "overlap_saving",
         "",
@@ -402,17 +422,18 @@ _ROWS = (
         _POINTS,
     ),
     _recorded("peak_memory_bytes", "B", _MEMORY, _LOWER, 2, "largest peak of device memory over ranks"),
-    Metric(
-        "memory_growth",
-        "",
-        _MEMORY,
-        _LOWER,
-        _default(10, _LOWER, _POINTS),
-        _memory_growth,
+    _recorded("peak_resident_bytes", "B", _MEMORY, _LOWER, None, "largest peak of a rank's memory on the host"),
+    _growth(
+        "memory",
+        10,
+        2,
         "growth of a rank's memory in a launch as a fraction of it, which may exceed that of the baseline",
-        scale=_POINTS,
-        is_growth=True,
-        is_new=True,
+    ),
+    _growth(
+        "resident",
+        None,
+        10,
+        "growth of a rank's memory that is resident on the host, likewise",
     ),
     _scheduled(
         "serialized_collectives",
@@ -458,8 +479,23 @@ _ROWS = (
         None,
         "copies of a step from the GPU to the host; on CPU ranks values that Python reads from tensors",
     ),
+    replace(
+        _cost(Cost.COMPILED_GRAPHS, "", None, "graphs that torch.compile compiled before the measured steps"),
+        is_new=True,
+    ),
     _cost(Cost.RECOMPILATIONS, "", None, "compilations of torch.compile in the measured steps"),
     _cost(Cost.GRAPH_BREAKS, "", None, "graph breaks of torch.compile"),
+    _recorded(
+        "compile_s",
+        "s",
+        _TIME,
+        _LOWER,
+        None,
+        "time of torch.compile before the measured steps, the longest of any rank",
+    ),
+    _recorded(
+        "checkpoint_ms", "ms", _TIME, _LOWER, None, "median time for which an unedited script saves a checkpoint"
+    ),
     _recorded("num_parameters", "", _COUNT, _EXACT, None, "parameters of the whole model"),
     _hash(PARAMETERS, "hash of the weights after the last step"),
     _hash(

@@ -297,6 +297,8 @@ class NoteKind(StrEnum):
 
     EDIT = "edited"
     """A sentence on what was edited."""
+    MOVED = "moved"
+    """The class of the cause, such as another environment."""
     CAUSE = "cause"
     """An explanation of the verdicts."""
     NOTE = "note"

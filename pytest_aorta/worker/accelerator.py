@@ -4,6 +4,7 @@ A kind that torch supports needs its row in ``plan/device_kind.py``, and here a 
 if it has them (docs/architecture.md, Kinds of devices).
 """
 
+import ctypes
 import functools
 import gc
 import mmap
@@ -23,7 +24,7 @@ from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.worker.torch_private import cuda_sleep
 
 Moment: TypeAlias = "torch.Event | int"
-_PROBE_CYCLES = 20_000_000
+_PROBE_CYCLES, _PROBE_BYTES = 20_000_000, 1 << 16
 
 
 def device_kind(environ: Mapping[str, str] = os.environ) -> DeviceKind:
@@ -77,9 +78,40 @@ def elapsed_ms(begin: Moment, end: Moment) -> float:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Return bytes: allocated on the device, or resident on CPU."""
-    if on_accelerator(device):
-        return int(torch.accelerator.memory_allocated(device))
+    """Return the bytes that an allocator has given out: the device's, or malloc on CPU."""
+    return int(torch.accelerator.memory_allocated(device)) if on_accelerator(device) else _malloc()()
+
+
+class _Mallinfo(ctypes.Structure):
+    """What mallinfo2(3) of glibc 2.33 or newer tells: of ten sizes the fifth and the eighth are read."""
+
+    _fields_ = (
+        ("before", ctypes.c_size_t * 4),
+        ("mapped", ctypes.c_size_t),
+        ("between", ctypes.c_size_t * 2),
+        ("given_out", ctypes.c_size_t),
+        ("after", ctypes.c_size_t * 2),
+    )
+
+
+@functools.cache
+def _malloc() -> Callable[[], int]:
+    """Return what reads the bytes that malloc has given out; the resident ones where torch has another allocator."""
+    read = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if read is None:
+        return resident_memory
+    read.restype = _Mallinfo
+
+    def given_out() -> int:
+        info = read()
+        return int(info.given_out) + int(info.mapped)
+
+    before, kept = given_out(), torch.empty(_PROBE_BYTES, dtype=torch.uint8)
+    return given_out if given_out() - before >= kept.nbytes else resident_memory
+
+
+def resident_memory() -> int:
+    """Return the bytes of this process that are in the host's memory."""
     return int(os.pread(_own_memory(), 100, 0).split()[1]) * mmap.PAGESIZE
 
 

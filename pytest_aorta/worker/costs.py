@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -107,27 +108,47 @@ def _leave_boundary() -> None:
         pass
 
 
-# Compiled frames when the measured steps began; None before, or where nothing was compiled until then.
-_compiled_before: int | None = None
+@dataclass(frozen=True)
+class _Compilations:
+    """What torch.compile has done in this process: frames, graphs, breaks between graphs, and time."""
+
+    frames: int = 0
+    graphs: int = 0
+    breaks: int = 0
+    seconds: float = 0.0
+
+
+# Before the measured steps began.
+_before = _Compilations()
 
 
 def begin_measured_steps() -> None:
     """Remember what torch.compile has compiled so far; the steps from here on should compile nothing."""
-    global _compiled_before
-    _compiled_before = _counters()[0]
+    global _before
+    _before = _compilations()
+
+
+def compile_s() -> float:
+    """Return the seconds that torch.compile took before the measured steps."""
+    return _before.seconds
 
 
 def with_compilations(costs: Costs) -> Costs:
-    """Return costs with the compilations since :func:`begin_measured_steps`, and all graph breaks."""
-    compiled, breaks = _counters()
-    number = compiled - (_compiled_before or 0)
-    places = {Cost.RECOMPILATIONS: {str(Cost.RECOMPILATIONS): _compiled(number)}} if number else {}
-    return costs.replace(recompilations=number, graph_breaks=breaks, places=costs.places | places)
+    """Return costs with the graphs before :func:`begin_measured_steps`, later compilations, and all graph breaks."""
+    now = _compilations()
+    number = now.frames - _before.frames
+    # A backward pass has an entry of its own, without the function.
+    known = [one for one in dynamo_utils().get_compilation_metrics() if one.co_name] if now.frames else []
+    first = max(0, len(known) - number)
+    parts = {Cost.COMPILED_GRAPHS: known[:first], Cost.RECOMPILATIONS: known[first:]}
+    places = {cost: {str(cost): _compiled(metrics)} for cost, metrics in parts.items() if metrics}
+    return costs.replace(
+        compiled_graphs=_before.graphs, recompilations=number, graph_breaks=now.breaks, places=costs.places | places
+    )
 
 
-def _compiled(number: int) -> dict[str, int]:
-    """Return the functions of dynamo's last compilations and what had changed, with their numbers."""
-    metrics = dynamo_utils().get_compilation_metrics()[-number:]
+def _compiled(metrics: Sequence[Any]) -> dict[str, int]:
+    """Return the functions of dynamo's compilations and what had changed, with their numbers."""
     found = Counter(
         f"{one.co_name} at {shown(one.co_filename or '')}:{one.co_firstlineno}"
         # Such as "0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3".
@@ -137,8 +158,10 @@ def _compiled(number: int) -> dict[str, int]:
     return {text[:200]: calls for text, calls in found.items()}
 
 
-def _counters() -> tuple[int, int]:
-    """Return the frames that dynamo compiled and its graph breaks; dynamo is not imported for this."""
-    counters = getattr(dynamo_utils(), "counters", {})
-    frames, breaks = counters.get("frames", {}), counters.get("graph_break", {})
-    return int(frames.get("total", 0)), sum(breaks.values())
+def _compilations() -> _Compilations:
+    """Return what dynamo has compiled; dynamo is not imported for this."""
+    if (dynamo := dynamo_utils()) is None:
+        return _Compilations()
+    frames, stats, breaks = (dynamo.counters.get(name, {}) for name in ("frames", "stats", "graph_break"))
+    spent_ns = sum(dynamo.cumulative_time_spent_ns.get(f"entire_{part}_compile", 0) for part in ("frame", "backward"))
+    return _Compilations(frames.get("total", 0), stats.get("unique_graphs", 0), sum(breaks.values()), spent_ns / 1e9)

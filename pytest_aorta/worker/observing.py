@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from statistics import median
 from traceback import walk_stack
 from typing import Any
 
@@ -43,13 +44,15 @@ from pytest_aorta.worker.replacing import replace
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
 from pytest_aorta.worker.torch_private import (
+    SAVE_STATE_DICT,
     STEP_OPTIMIZER,
     BaseDataLoaderIter,
     FakeTensor,
     autocast_of,
+    dcp_saver,
     makes_state_alone,
 )
-from pytest_aorta.worker.training import Inputs, random_state
+from pytest_aorta.worker.training import Inputs, random_state, tensors_in
 
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
@@ -111,7 +114,9 @@ class Observer:
         self._prepared: set[int] = set()
         self._whole: StepCounter | None = None
         self._is_simulated = is_simulated()
-        self._saved: dict[int, None] = {}
+        # Steps after which the script saved -> milliseconds that this took.
+        self._saved: dict[int, float] = {}
+        self._is_saving = False
         self._looked_s = self._look_s = 0.0
         self._undo: list[Callable[[], object]] = []
 
@@ -136,6 +141,9 @@ class Observer:
                 (torch.profiler.profile, "stop_trace", self._may_resume),
             ):
                 self._undo.append(replace(owner, name, around))
+            if self.record.hash_state:
+                hooks = torch.nn.modules.module
+                self._undo.append(hooks.register_module_forward_pre_hook(self._give).remove)
         return self
 
     def stop(self) -> None:
@@ -307,6 +315,13 @@ class Observer:
         self._inputs.batch = batch = original(loader)
         return batch
 
+    def _give(self, _module: torch.nn.Module, inputs: object) -> None:
+        if torch.compiler.is_compiling() or self._inputs.given or self._inputs.num_backward:
+            return
+        if torch.is_grad_enabled():
+            # What has a gradient was computed by another module.
+            self._inputs.given = [part for part in tensors_in(inputs) if not part.requires_grad]
+
     def _cast(self, original: Callable[..., Any], entered: torch.autocast) -> Any:
         self._inputs.autocast = autocast_of(entered)
         return original(entered)
@@ -316,13 +331,23 @@ class Observer:
         return original(*args, **kwargs)
 
     def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._saved |= {self.num_steps: None} if len(self._saved) < _MOST_SAVED else {}
-        return original(*args, **kwargs)
+        # A distributed checkpoint saves its tensors by torch.save, on several threads.
+        if self._is_saving or len(self._saved) >= _MOST_SAVED:
+            return original(*args, **kwargs)
+        step, began_s = self.num_steps, time.perf_counter()
+        self._is_saving = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._is_saving = False
+            self._saved[step] = self._saved.get(step, 0.0) + 1e3 * (time.perf_counter() - began_s)
 
     def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        if not self._absence.has_optimizer and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
-            self._undo.append(replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip))
         if not self._absence.has_optimizer:
+            if (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
+                self._undo.append(replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip))
+            if (saver := dcp_saver()) is not None:
+                self._undo.append(replace(saver, SAVE_STATE_DICT, self._save))
             self._random = random_state()
         self._absence.has_optimizer = True
         original(*args, **kwargs)
@@ -358,15 +383,16 @@ class Observer:
             self.device = own_device()
         self.optimizers.add(optimizer)
         self._watch_gradients()
+        inside = roots() if len(self._all) < MOST_SEARCHED else None
         named, gradients = self.optimizers.named, self._gradients.get(optimizer)
+        own = named(optimizer, inside=inside)
         if self._is_simulated:
-            note_padded(named(optimizer))
+            note_padded(own)
         found = Optimized(optimizer, named, self.device, self.record, gradients, self._prepared, self._random)
         self._all.append(found)
         self._by_id[id(optimizer)] = found
-        if len(self._all) <= MOST_SEARCHED:
-            inside = roots()
-            found.belongs_to(inside, named(optimizer, inside=inside), hash_buffers=self.record.hash_weights)
+        if inside is not None:
+            found.belongs_to(inside, own, hash_buffers=self.record.hash_weights)
         found.look()
         return found
 
@@ -420,12 +446,14 @@ class Observer:
         result = recorded.timed(main.timer, self._began_s, self._costs())
         # The first step of an optimizer may have raised.
         stepped = [one for one in self._all if one.num_steps]
-        # Values that the script itself records after each step are those of all steps.
+        # Values that the script itself records after each step are those of all steps; it may be ended within one.
         loss, grad_norm = (
             [values[step - 1] for step in main.timed] if len(values) == main.num_steps else values
-            for values in (result.loss, result.grad_norm)
+            for values in ((result.loss, result.grad_norm) if not self.record.hash_state else ([], []))
         )
+        saved = {"checkpoint_ms": median(self._saved.values())} if self._saved else {}
         return result.replace(
+            outside=result.outside | saved,
             loss=loss,
             grad_norm=grad_norm,
             series=[

@@ -170,6 +170,7 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
     trace = _trace_of(profiler, 1, device)
     found = costs_of(trace, device, recorded_calls(passed.began_ns, passed.ended_ns, device), lines)
     return trace, found.replace(
+        compiled_graphs=compiled.compiled_graphs,
         recompilations=compiled.recompilations,
         graph_breaks=compiled.graph_breaks,
         places=found.places | compiled.places,
@@ -329,11 +330,11 @@ class ScriptCapture(ScriptProfiler):
             return Profile(problem=self.problem)
         try:
             traces = [window.trace.read() for window in self._windows if window.trace is not None]
-            if not on_accelerator(self.device):
-                if (kept := _asked_trace_path()) is not None:
-                    _keep(steps_alone(traces[0], on_device=False), kept)
-                return overlap_of_cpu(traces[0])
-            return self._of_device(traces, timed_ms)
+            on_device = on_accelerator(self.device)
+            # The first window has the host's operators.
+            if (kept := _asked_trace_path()) is not None:
+                _keep(steps_alone(traces[0], on_device=on_device), kept)
+            return self._of_device(traces, timed_ms) if on_device else overlap_of_cpu(traces[0])
         except TraceTooLarge as error:
             return Profile(problem=f"the trace of the profiled steps has {excess(error.num_bytes, error.num_values)}")
         except ValueError as error:

@@ -1,5 +1,6 @@
 """Values that a script records itself beside its steps, and the result that is made of both."""
 
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,6 +10,7 @@ import torch
 from pytest_aorta.common.clock import time
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
+from pytest_aorta.worker.costs import compile_s
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers
 from pytest_aorta.worker.simulation import peak_memory
@@ -33,6 +35,8 @@ class Recorded:
     def result(self, times_ms: Sequence[float], began_s: float, device: torch.device, costs: Costs) -> RankResult:
         """Return a result with the times of steps, and with those values that need no step."""
         peak = peak_memory(device)
+        outside = {"peak_resident_bytes": 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        outside |= {"compile_s": seconds} if (seconds := compile_s()) else {}
         return RankResult(
             passed=not self.failures,
             failure_count=len(self.failures),
@@ -44,6 +48,7 @@ class Recorded:
             # There is a peak only where there is device memory.
             metrics=self.metrics if peak is None else {"peak_memory_bytes": peak} | self.metrics,
             environment=environment_facts(device),
+            outside=outside,
             costs=costs,
         )
 
@@ -56,6 +61,7 @@ class Recorded:
             grad_norm=[float(value) for value in self.grad_norm],
             collective_ms=timer.collective_ms(),
             memory_bytes=timer.memory_bytes(),
+            resident_bytes=timer.resident_bytes(),
             cpu_wait=timer.cpu_wait(),
             gc_ms=timer.gc_ms(),
         )

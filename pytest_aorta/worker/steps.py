@@ -15,7 +15,15 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.result.folder import PROGRESS_FILE
-from pytest_aorta.worker.accelerator import Moment, elapsed_ms, memory_in_use, now, on_accelerator, synchronize
+from pytest_aorta.worker.accelerator import (
+    Moment,
+    elapsed_ms,
+    memory_in_use,
+    now,
+    on_accelerator,
+    resident_memory,
+    synchronize,
+)
 from pytest_aorta.worker.collectives import leave_arrivals, recorded_collectives, waits_of_steps_ms
 from pytest_aorta.worker.costs import begin_measured_steps
 from pytest_aorta.worker.simulation import reset_peak_memory
@@ -75,7 +83,7 @@ class _OpenStep:
     """A step that has begun, with the stretches that do not count."""
 
     collected_ns: int
-    memory_bytes: int | None
+    memory_bytes: tuple[int, int] | None
     began_ns: int
     begin: Moment
     pauses: list[tuple[Moment, Moment]] = field(default_factory=list)
@@ -97,7 +105,8 @@ class StepTimer:
         self._times_ms: list[float] = []
         self._began_ns: list[int] = []
         self._ended_ns: list[int] = []
-        self._memory_bytes: list[int] = []
+        # In use and resident.
+        self._memory_bytes: list[tuple[int, int]] = []
         self._collections, self._collected_ns = collections(), 0
         # When waits for a CPU were read, and how long they were until then.
         self._waits: list[tuple[float, float | None]] = []
@@ -121,7 +130,8 @@ class StepTimer:
         # A reading of all threads takes longer than one of memory.
         if count.bit_count() < 2 and not on_accelerator(self.device):
             self._waits.append((time.perf_counter(), _waited_s()))
-        memory_bytes = None if count % self._memory_every else memory_in_use(self.device)
+        is_due = count % self._memory_every == 0
+        memory_bytes = (memory_in_use(self.device), resident_memory()) if is_due else None
         self._open = _OpenStep(self._collections.total_ns, memory_bytes, time.time_ns(), self._now())
 
     def close(self) -> bool:
@@ -194,8 +204,12 @@ class StepTimer:
         return self._collected_ns / 1e6 / max(self.num_steps, 1)
 
     def memory_bytes(self) -> list[int]:
-        """Return the bytes in use before evenly spaced steps: allocated on the device, or resident on CPU."""
-        return list(self._memory_bytes)
+        """Return the bytes in use before evenly spaced steps: those that the device's allocator or malloc gave out."""
+        return [in_use for in_use, _ in self._memory_bytes]
+
+    def resident_bytes(self) -> list[int]:
+        """Return the bytes of this process in the host's memory before the same steps."""
+        return [resident for _, resident in self._memory_bytes]
 
 
 def _waited_s() -> float | None:

@@ -11,6 +11,7 @@ Each of the following goes when its replacement is in the oldest supported versi
 - the code of a module's call and of an optimizer's step, and names of functions on the stack: with hooks that tell
   which module, or which step of an optimizer, runs;
 - ``makes_state_alone``: with a checkpoint that creates an optimizer's state without a step;
+- ``dcp_saver``: with a hook around the saving of a distributed checkpoint;
 - the registry of process groups, and their rendezvous: with a group that frees its last collective without the GIL,
   and with a default group that may meet twice (``groups.py``);
 - ``FakeStore``, and the replaced functions of ``simulation.py``: with a public process group that exchanges nothing;
@@ -49,6 +50,7 @@ __all__ = [
     "CALL_MODULE",
     "CALL_MODULE_NAME",
     "RUN_BACKWARD_NAME",
+    "SAVE_STATE_DICT",
     "STEP_OPTIMIZER",
     "WRAPPERS",
     "BaseDataLoaderIter",
@@ -62,6 +64,7 @@ __all__ = [
     "c10d",
     "cuda_sleep",
     "current_autograd_node",
+    "dcp_saver",
     "disable_current_modes",
     "disable_dynamo",
     "dynamo_utils",
@@ -91,6 +94,8 @@ CALL_MODULE = nn.Module._call_impl.__code__
 STEP_OPTIMIZER = Optimizer.profile_hook_step(len).__code__
 # Functions of torch that are on the Python stack during a module's call and during a backward pass.
 CALL_MODULE_NAME, RUN_BACKWARD_NAME = "_call_impl", "_engine_run_backward"
+# The function by which distributed checkpoints are saved, also in the background.
+SAVE_STATE_DICT = "_save_state_dict"
 # Names of modules with which torch wraps others: torch.compile, activation checkpointing and FSDP1.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
@@ -102,6 +107,11 @@ def makes_state_alone(optimizer: Optimizer) -> bool:
         return False
     code = checkpoints._init_optim_state.__code__
     return any(frame.f_code is code for frame, _ in walk_stack(sys._getframe()))
+
+
+def dcp_saver() -> Any:
+    """Return the module that saves distributed checkpoints; None if nothing has imported it."""
+    return sys.modules.get("torch.distributed.checkpoint.state_dict_saver")
 
 
 def fake_store() -> Any:

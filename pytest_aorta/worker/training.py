@@ -46,6 +46,7 @@ class Inputs:
         autocast: The type of the last autocast.
         clipped_to: The norm that gradients were clipped to; None if they were not.
         scaler: The gradient scaler of the loss; None without one.
+        given: The tensors that a module was given first, where they are watched; a loader may be ahead of the step.
     """
 
     batch: object = None
@@ -53,6 +54,7 @@ class Inputs:
     autocast: str = OFF
     clipped_to: float | None = None
     scaler: torch.amp.GradScaler | None = None
+    given: Sequence[torch.Tensor] = ()
 
 
 class Training:
@@ -129,7 +131,7 @@ class Training:
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
             self._note(step, "mode", "train" if is_training else "eval")
-        if inputs.batch is not None and (tensors := tensors_in(inputs.batch)):
+        if tensors := inputs.given or tensors_in(inputs.batch):
             shapes = [(part.shape, part.dtype) for part in tensors]
             if shapes != self._shapes:
                 self._shapes = shapes

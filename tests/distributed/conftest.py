@@ -112,12 +112,12 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
-    """A function that runs pytest, in a process of its own, on the source of a test file."""
+    """A function that runs pytest, in a process of its own and with warm launches, on the source of a test file."""
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_inner=source)
         pytester.makeini("[pytest]\n")
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver", *options)
 
     return run
 

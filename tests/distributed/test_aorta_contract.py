@@ -168,6 +168,7 @@ def test_one_rank(workload):
         workload.run("aorta:fsdp", steps=3)
 """
 
+PYTEST = ("pytest", "-p", "no:cacheprovider", "--aorta-launcher=forkserver")
 Runner = Callable[..., tuple[int, str]]
 
 
@@ -199,7 +200,7 @@ def run(tmp_path: Path) -> Runner:
 
 
 def test_class_of_aorta_is_launched_measured_and_compared(run, tmp_path):
-    code, output = run("pytest", "--update-baselines", "-p", "no:cacheprovider")
+    code, output = run(*PYTEST, "--update-baselines")
     assert code == 0, output
     # The costs of run() are those of six steps and two of warm-up; with an optimizer, costs are those of a step.
     for case, collectives in (("test_fsdp::aorta:fsdp", 8), ("test_trained::trained", 1)):
@@ -208,7 +209,7 @@ def test_class_of_aorta_is_launched_measured_and_compared(run, tmp_path):
         assert "overlap_ratio: " in recorded, output
     source = tmp_path / "installed/aorta/workloads/fsdp.py"
     source.write_text(source.read_text().replace('self.config.get("gathers", 1)', "2"))
-    code, output = run("pytest", "-k", "test_fsdp", "-p", "no:cacheprovider")
+    code, output = run(*PYTEST, "-k", "test_fsdp")
     assert code == 1
     assert "Regression: collectives +100% (8 -> 16, limit exact)" in output
 

@@ -143,11 +143,11 @@ OF_OTHER_WORKLOADS = "ranking or ddp or other_program"
 
 @pytest.mark.extended
 def test_a_restart_of_other_workloads_computes_the_same_bits(inner, on_cpu):
-    inner(RESTARTS, "--aorta-launcher=forkserver", "-k", OF_OTHER_WORKLOADS).assert_outcomes(passed=3, deselected=13)
+    inner(RESTARTS, "-k", OF_OTHER_WORKLOADS).assert_outcomes(passed=3, deselected=13)
 
 
 def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner, on_cpu):
-    result = inner(RESTARTS, "--aorta-launcher=forkserver", "-k", f"not ({OF_OTHER_WORKLOADS})")
+    result = inner(RESTARTS, "-k", f"not ({OF_OTHER_WORKLOADS})")
     result.assert_outcomes(passed=12, failed=1, deselected=3)
     text = result.stdout.str()
     assert "Regression: weight_hash" in text
@@ -156,9 +156,9 @@ def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner,
 
 @pytest.mark.extended
 def test_restart_into_another_layout_has_equal_bits_or_differs_from_its_first_step(inner, on_cpu):
-    inner(LAYOUTS, "--aorta-launcher=forkserver").assert_outcomes(passed=4)
+    inner(LAYOUTS).assert_outcomes(passed=4)
 
 
 @pytest.mark.extended
 def test_checkpoints_go_on_in_other_layouts(inner, on_cpu):
-    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=11)
+    inner(INNER).assert_outcomes(passed=11)

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.world(size=1, device="cpu"), pytest.mark.launch_timeout(120)]
+pytestmark = [pytest.mark.world(size=1, device="cpu", warm=True), pytest.mark.launch_timeout(120)]
 
 SMALL = {"steps": 4, "warmup": 1, "matrix_size": 64, "gemms": 5, "copy_mb": 0.5}
 

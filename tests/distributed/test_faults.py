@@ -108,13 +108,13 @@ VARIANTS = {"exit_code", "full_disk_at_result", "gil", "grandchildren"}
 
 
 # Kinds whose diagnosis reads the files of ranks, whoever started the ranks: warm in CI, cold every night.
-WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "suspended", "done_alone")
+WARM = ("exception", "segfault", "full_disk", "nan_result", "nan_parameter", "one_long_line", "suspended", "done_alone")
 # Every night warm; those that CI does not start cold too.
 NIGHTLY = ("given_up", "awaited", "exit_code", "killed")
 
 
 def marks(kind: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.extended] if kind in {*VARIANTS, *WARM, *NIGHTLY} - {"killed"} else []
+    return [pytest.mark.extended] if kind in {*VARIANTS, *WARM, *NIGHTLY} else []
 
 
 @pytest.mark.parametrize(

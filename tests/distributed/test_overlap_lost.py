@@ -27,7 +27,7 @@ def test_not_ahead(workload):
 )
 def test_overlap_that_is_lost_is_caught_with_the_reason_on_cpu_ranks(inner, on_cpu, lost, ratio):
     """Run collectives in line with compute and, in a traced model, gather parameters only when they are used."""
-    result = inner(INNER, "--aorta-launcher=forkserver", "-k", lost)
+    result = inner(INNER, "-k", lost)
     result.assert_outcomes(failed=1, deselected=1)
     result.stdout.re_match_lines_random(
         [

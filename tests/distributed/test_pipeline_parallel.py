@@ -53,7 +53,7 @@ def test_loaded_by_two(workload, axes):
 
 @pytest.mark.extended
 def test_stages_of_two_ranks_have_every_bit_of_two_ranks(inner, on_cpu):
-    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=6)
+    inner(INNER).assert_outcomes(passed=6)
 
 
 # Without clipping, no bit depends on how stages divide the gradient norm.

@@ -22,15 +22,11 @@ def test_weights(workload):
 """
 
 
-# There are about ten launches; other tests show that cold launches give the same results.
-WARM = "--aorta-launcher=forkserver"
-
-
 @pytest.fixture
 def suite(pytester, inner, on_cpu):
     def run(planted, *options):
         pytester.path.joinpath("planted.json").write_text(json.dumps(planted), encoding="utf-8")
-        return inner(INNER, WARM, *options)
+        return inner(INNER, *options)
 
     return run
 

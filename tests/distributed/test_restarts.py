@@ -5,19 +5,34 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.numerics.restarts import FAULTS, SCRIPT
+from benchmarks.numerics.restarts import FAULTS, LOOP, NEEDS, SCRIPTS
 from tests.distributed.processes import own_environ
 from tests.unit.builders import run_python
 
 ROOT = Path(__file__).parents[2]
-# What is wrong on one rank, and only after the second restart; the others run every night.
-IN_CI = ("correct", "random state not restored on rank 1", "second restart loads the first checkpoint")
+# What is wrong on one rank, only after the second restart, or in data of no loader; the others run every night.
+IN_CI = (
+    "correct loop",
+    "random state not restored on rank 1",
+    "second restart loads the first checkpoint",
+    "DCP: stream of data begins again",
+)
+NIGHTLY = {
+    script: [name for name, fault in FAULTS.items() if fault.script == script]
+    for script in dict.fromkeys(fault.script for fault in FAULTS.values())
+}
 
 
 @pytest.mark.parametrize(
-    "names", [pytest.param(IN_CI, id="some"), pytest.param(tuple(FAULTS), id="all", marks=pytest.mark.extended)]
+    ("script", "names"),
+    [
+        pytest.param(LOOP, IN_CI, id="some"),
+        *(pytest.param(*pair, id=pair[0], marks=pytest.mark.extended) for pair in NIGHTLY.items()),
+    ],
 )
-def test_fault_of_a_restart_is_named_in_the_first_line(tmp_path, names):
+def test_fault_of_a_restart_is_named_in_the_first_line(tmp_path, script, names):
+    for package in NEEDS.get(script, ()):
+        pytest.importorskip(package)
     environ = own_environ(tmp_path / "leases")
     done = run_python("-m", "benchmarks.numerics.restarts", *names, cwd=ROOT, env=environ, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -26,23 +41,23 @@ def test_fault_of_a_restart_is_named_in_the_first_line(tmp_path, names):
 
 @pytest.mark.extended
 def test_restart_as_on_its_page_passes(pytester, inner, on_cpu):
-    pytester.makepyfile(train=SCRIPT.read_text())
+    pytester.makepyfile(train=(SCRIPTS / "loop.py").read_text())
     page = (ROOT / "docs" / "own-scripts.md").read_text()
     (shown,) = re.findall(r"```python\n([^`]*def test_restart\(.*?)```", page, re.DOTALL)
-    inner(f"import pytest\n\n{shown}", "--aorta-launcher=forkserver").assert_outcomes(passed=1)
+    inner(f"import pytest\n\n{shown}").assert_outcomes(passed=1)
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("correct", "note: restarted after steps 3 and 6, the script computed the same as straight on"),
+        ("correct loop", "note: restarted after steps 3 and 6, the script computed the same as straight on"),
         ("momentum not restored", "computed something else: restart 1 of 2: optimizer state: step 4 begins with none"),
     ],
 )
 def test_init_writes_the_test_of_a_restart_and_what_it_measured(tmp_path, fault, said):
     (folder := tmp_path / "own").mkdir()
-    (folder / "train.py").write_text(FAULTS[fault].planted(SCRIPT.read_text()))
+    (folder / "train.py").write_text(FAULTS[fault].planted())
     environ = own_environ(tmp_path / "leases")
     words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", "train.py", "--", "--steps=11")
     done = run_python(*words, cwd=folder, env=environ, timeout=600)
@@ -86,7 +101,7 @@ if begin:  # whether an optimizer outlives the script depends on the collector
     del optimizer
 dist.destroy_process_group()
 """
-INNER = """
+INNER = r"""
 import pytest
 from pathlib import Path
 
@@ -104,10 +119,40 @@ def test_passes(workload):
 def test_not_saved(workload):
     workload.compare_restart("train.py", ["7"], ["7"], after=3)
 
+def test_steps_of_the_recorder_are_restarted(workload):
+    source = Path("train.py").read_text()
+    source = source.replace("import os", "import os; from pytest_aorta.worker import recorder")
+    bracket = "    with recorder.step():\n        optimizer.step()\n    recorder.loss(1.0)"
+    source = source.replace("    optimizer.step()", bracket)
+    Path("recorded.py").write_text(source)
+    workload.compare_restart("recorded.py", ["6"], ["6"], after=2, restarts=2, fresh=["snapshot.pt"])
+
+def saving_at_the_end():
+    source = Path("train.py").read_text().replace("if step % 2 and", "if step + 1 == int(sys.argv[1]) and")
+    Path("at_end.py").write_text(source)
+    return "at_end.py"
+
+def test_script_that_saves_at_its_end_is_restarted(workload):
+    script = saving_at_the_end()
+    workload.compare_restart(script, ["{steps}"], ["{steps}"], after=2, restarts=2, steps=7, fresh=["snapshot.pt"])
+
+def test_script_that_saves_at_its_end_without_steps(workload):
+    with pytest.raises(Exception, match=r"as before step 1: nothing was loaded; .* needs {steps} in its arguments"):
+        workload.compare_restart(saving_at_the_end(), ["6"], ["6"], after=3, fresh=["snapshot.pt"])
+
+def test_load_of_what_was_not_saved(workload):
+    load = "import sys, torch\nif sys.argv[2:]: torch.load('absent.pt')\n"
+    Path("loading.py").write_text(load + Path(saving_at_the_end()).read_text())
+    with pytest.raises(Exception) as refused:
+        workload.compare_restart("loading.py", ["5"], ["5", "--load"], after=2)
+    (note,) = refused.value.__notes__
+    assert "loading.py had not called torch.save before it was ended after 2 steps; a script that saves only" in note
+
 @pytest.mark.parametrize("target, args, given, said", [
-    ("train.py", ["4"], {"after": 5}, "made 4 steps by its args, where it would be ended after 5"),
+    ("train.py", ["4"], {"after": 5}, "made 4 steps by its args, where a part has 5; give arguments for more steps"),
     ("train.py", ["4"], {"after": 1}, "restarts every 2 or more steps"),
-    ("train.py", ["4"], {"after": 2, "steps": 4}, "a script none"),
+    ("train.py", ["4"], {"after": 2, "steps": 4}, "no other script"),
+    ("train.py", ["{steps}"], {"after": 2}, "steps is None"),
     ("train.py", ["4"], {"after": 2, "into": {}, "restarts": 0}, "restarts is 0"),
     ("train.py", ["4"], {"after": 2, "into": {"lr": 1}}, "into for workloads"),
     ("train.py", ["4"], {"after": 2, "metrics": ["step_time_p50"]}, "step_time_p50"),
@@ -122,9 +167,20 @@ def test_refused(workload, target, args, given, said):
 
 def test_restart_of_a_script_that_goes_on_by_itself(pytester, inner, on_cpu):
     pytester.makepyfile(train=SNAPSHOT)
-    result = inner(INNER, "--aorta-launcher=forkserver")
-    result.assert_outcomes(passed=8, failed=1)
+    result = inner(INNER)
+    result.assert_outcomes(passed=13, failed=1)
     # The last checkpoint before step 4 is that of step 2.
     result.stdout.fnmatch_lines(
         ["*weights: step 4 begins with others on all ranks*as in step 2 of the run straight on*"]
     )
+
+
+@pytest.mark.extended
+def test_init_restarts_a_script_that_saves_at_its_end_by_the_argument_of_its_steps(tmp_path):
+    (folder := tmp_path / "own").mkdir()
+    (folder / "train.py").write_text(SNAPSHOT.replace("if step % 2 and", "if step + 1 == int(sys.argv[1]) and"))
+    words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", "train.py", "--", "9")
+    done = run_python(*words, cwd=folder, env=own_environ(tmp_path / "leases"), timeout=600)
+    assert "restarted after steps 3 and 6, the script computed the same" in done.stdout, done.stdout + done.stderr
+    call = "compare_restart('train.py', ['{steps}'], ['{steps}'], after=3, restarts=2, steps=9, fresh=['snapshot.pt'])"
+    assert call in (folder / "test_train.py").read_text()

@@ -3,7 +3,6 @@
 import pytest
 
 from pytest_aorta.cli.selftest import SIGNS
-from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
@@ -31,13 +30,6 @@ for step in range(6):
 """
 
 
-@pytest.fixture(scope="module")
-def servers():
-    servers = ForkServers()
-    yield servers
-    servers.close()
-
-
 @pytest.fixture(params=["fsdp2", pytest.param("ddp", marks=pytest.mark.extended)])
 def run(request, servers, tmp_path, monkeypatch):
     """Provide a function that launches the script with a fault, and returns its result or failure, and the mark."""
@@ -54,7 +46,7 @@ def run(request, servers, tmp_path, monkeypatch):
             config={},
             script=str(tmp_path / "train.py"),
             args=(request.param,),
-            cwd=tmp_path,
+            cwd=request.config.rootpath,
             launcher=LauncherKind.FORKSERVER,
             timeout_s=timeout_s,
         )

@@ -1,14 +1,12 @@
 """A rank of a simulated world against real ranks: the same costs, without peers."""
 
-import tempfile
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from pytest_aorta.cli.main import main
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.launch.guarded import launch
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.result.reading import collect_result
 from tests.unit.builders import make_plan
@@ -25,28 +23,33 @@ def compared(result):
     ]
 
 
-@cache
-def real_ranks(name):
-    """Launch two real ranks, once in each worker of xdist, and return what they have in common with simulated ones."""
-    spec = find_workload(name, [])
-    with tempfile.TemporaryDirectory() as folder:
+@pytest.fixture(scope="module")
+def real_ranks(servers, tmp_path_factory, pytestconfig):
+    """A function that launches two real ranks, once, and returns what they have in common with simulated ones."""
+
+    @cache
+    def found(name):
+        spec = find_workload(name, [])
         plan = make_plan(
-            Path(folder) / "run",
+            tmp_path_factory.mktemp("real") / "run",
             name=name,
             spec=spec,
             config=resolve_config(spec, STEPS),
             script=None,
-            cwd=Path(folder),
+            cwd=pytestconfig.rootpath,
+            launcher=LauncherKind.FORKSERVER,
         )
-        found = compared(collect_result(plan, launch(plan)))
-    assert len(found) == 2
-    assert all(collectives and flops for collectives, flops in found)
+        costs = compared(collect_result(plan, servers.launch(plan)))
+        assert len(costs) == 2
+        assert all(collectives and flops for collectives, flops in costs)
+        return costs
+
     return found
 
 
 @pytest.mark.world(size=2, simulated=(0, 1), warm=True)
 @pytest.mark.parametrize("name", NAMES)
-def test_simulated_ranks_have_the_collectives_bytes_and_operations_of_real_ones(workload, name):
+def test_simulated_ranks_have_the_collectives_bytes_and_operations_of_real_ones(workload, real_ranks, name):
     simulated = workload.run(name, **STEPS)
     assert compared(simulated) == real_ranks(name)
     assert (simulated.platform, simulated.loss, simulated.weight_hashes) == ("simulated-x2", [], {})
@@ -55,7 +58,7 @@ def test_simulated_ranks_have_the_collectives_bytes_and_operations_of_real_ones(
 
 @pytest.mark.world(size=8, simulated=True, warm=True)
 def test_memory_of_a_traced_model_does_not_contain_its_graphs(workload):
-    wide = STEPS | {"dim": 1024, "ffn_hidden": 4096, "param_dtype": "bfloat16"}
+    wide = STEPS | {"n_layers": 1, "dim": 1024, "ffn_hidden": 4096, "param_dtype": "bfloat16"}
     eager, traced = (
         workload.run(name, **wide).metrics["peak_memory_bytes"] for name in ("llama_fsdp2", "llama_simple_fsdp")
     )
@@ -63,7 +66,7 @@ def test_memory_of_a_traced_model_does_not_contain_its_graphs(workload):
 
 
 @pytest.mark.world(size=1024, simulated=(0, 512), warm=True)
-def test_parameters_with_fewer_rows_than_ranks_are_padded_at_1024_ranks(workload):
+def test_parameters_with_fewer_rows_than_ranks_are_padded_at_1024_ranks(workload, real_ranks):
     result = workload.run("llama_fsdp2", **STEPS)
     first, other = result.costs
     assert first.collectives == other.collectives

@@ -81,17 +81,22 @@ def test_unedited_script_measures_its_metrics(workload, tmp_path):
 COLD = """
 import pytest
 
-@pytest.mark.world(size=1, device="cuda")
+@pytest.mark.world(size=1, device="cuda", warm=False)
 def test_traced(workload):
     result = workload.run("llama_fsdp2", steps=3, warmup=1, n_layers=1, profile_steps=0)
     assert (result.profiler, result.launcher) == ("torch", "torchrun")
+
+@pytest.mark.world(size=1, device="cuda")
+def test_traced_script(workload):
+    assert workload.run_script("train.py").profiler == "torch"
 """
 
 
 @pytest.mark.skipif(not visible_devices(), reason="needs a GPU")
 def test_torchrun_starts_ranks_that_torchs_profiler_traces(pytester, inner):
-    inner(COLD, "--aorta-profiler=torch", "--aorta-results=results").assert_outcomes(passed=1)
-    assert [*pytester.path.glob("results/*/*/ranks/0/trace.json.gz")]
+    pytester.makepyfile(train=LOOP)
+    inner(COLD, "--aorta-profiler=torch", "--aorta-results=results").assert_outcomes(passed=2)
+    assert len([*pytester.path.glob("results/*/*/ranks/0/trace.json.gz")]) == 2
 
 
 ON_GPUS = """

@@ -282,7 +282,12 @@ EARLY = {
             marks=pytest.mark.extended,
         ),
         pytest.param(EARLY["peer at the store"], LauncherKind.FORKSERVER, id="peer at the store, warm"),
-        pytest.param(EARLY["peer in a collective"], LauncherKind.TORCHRUN, id="peer in a collective"),
+        pytest.param(
+            EARLY["peer in a collective"],
+            LauncherKind.TORCHRUN,
+            id="peer in a collective",
+            marks=pytest.mark.extended,
+        ),
         pytest.param(
             EARLY["peer at the store"], LauncherKind.TORCHRUN, id="peer at the store", marks=pytest.mark.extended
         ),
@@ -359,16 +364,12 @@ def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limi
     assert servers.pids == []
 
 
-def test_launch_inherits_no_variable_of_a_launch_around_it(own_servers, script_plan):
-    servers = own_servers(os.environ | dict.fromkeys(variables.INTERNAL, "7"))
-    assert run(servers, script_plan(LauncherKind.FORKSERVER, "")).launcher == LauncherKind.FORKSERVER
-
-
-def test_temporary_folder_may_have_any_name(own_servers, tmp_path):
+def test_launch_inherits_no_variable_of_a_launch_around_it_and_any_temporary_folder(own_servers, tmp_path):
     odd = tmp_path / 'a "quoted" \\name'
     odd.mkdir()
-    servers = own_servers(os.environ | {"TMPDIR": str(odd)})
-    assert run(servers, workload_plan(LauncherKind.FORKSERVER, "fsdp", tmp_path / "run")).passed
+    servers = own_servers(os.environ | dict.fromkeys(variables.INTERNAL, "7") | {"TMPDIR": str(odd)})
+    result = run(servers, workload_plan(LauncherKind.FORKSERVER, "fsdp", tmp_path / "run"))
+    assert (result.passed, result.launcher) == (True, LauncherKind.FORKSERVER)
 
 
 def test_workload_names_modules_for_the_server_to_import(servers, tmp_path, chosen_launcher):

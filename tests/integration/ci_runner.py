@@ -63,15 +63,16 @@ class Action:
         return done
 
     def is_wanted(self, condition: str, done: Done) -> bool:
-        if done.code and "always()" not in condition:
-            return False
-        text = re.sub(_NAME, lambda found: repr(self.values.get(found[0], "")), condition)
+        return bool(self.evaluated(condition)) and ("always()" in condition or not done.code)
+
+    def evaluated(self, expression: str) -> Any:
+        text = re.sub(_NAME, lambda found: repr(self.values.get(found[0], "")), expression)
         text = text.replace("&&", "and").replace("||", "or")
         names = {"always": lambda: True, "success": lambda: True, "startsWith": str.startswith}
-        return bool(eval(text, {"__builtins__": {}}, names))
+        return eval(text, {"__builtins__": {}}, names)
 
     def shown(self, text: str) -> str:
-        return re.sub(rf"\$\{{\{{ ({_NAME}) \}}\}}", lambda found: self.values.get(found[1], ""), text)
+        return re.sub(r"\$\{\{ (.*?) \}\}", lambda found: str(self.evaluated(found[1])), text)
 
     def step(self, step: dict[str, Any], done: Done) -> None:
         if "uses" in step:

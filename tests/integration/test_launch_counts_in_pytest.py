@@ -220,6 +220,7 @@ def test_reference_version_is_launched_where_the_baseline_does_not_decide(
 
 
 def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
+    versioned_gpu.git("commit", "--allow-empty", "-qm", "new")
     versioned_gpu.plant(candidate={"slowdown": 1.2})
     shows = [
         "E  *Regression: step_time_p50 +20.0% (10 -> 12 ms, limit 5%)",
@@ -231,6 +232,8 @@ def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
     result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept", shows=shows, failed=1)
     assert "--aorta-ab" not in text_of(result)
     assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
+    result = versioned_gpu.pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-ab=HEAD~1")
+    result.stdout.fnmatch_lines(["E  *moved     code: * -> *; both were launched in turn"])
 
 
 SURE = {"deterministic_algorithms": True, "bitwise_reproducible": True}

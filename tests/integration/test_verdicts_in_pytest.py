@@ -3,7 +3,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pytest_aorta.result.provenance import block_id
+from pytest_aorta.session.history import speed_folder
+from pytest_aorta.verdict.attribution import SPEED_CASE
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+from tests.unit.sample_history import make_entry, make_launch, write_history
 
 
 def text_of(result: pytest.RunResult) -> str:
@@ -146,6 +150,7 @@ def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
     shows = [
         "*_ test_weights _*",
         f"E  *Not applicable: weight_hash, {fact}",
+        "E  *moved     environment: torch 2.11.0 -> 2.12.0; to settle it: pytest *_weights --aorta-ab=with:torch==*",
         "E  *compare   pytest test_toy.py::test_weights --aorta-ab=python:PATH",
         "E  *accept    pytest test_toy.py::test_weights --update-baselines --aorta-record=replace  # replaces *",
         f"aorta: 1 of 2 tests failed, 3 metrics unchanged, 2 not compared (weight_hash: {fact[:30]}*",
@@ -155,6 +160,22 @@ def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
     recorded.run("-k", "test_speed", shows=total, passed=1)
     strict = recorded.run("--aorta-fail-on=not-applicable", failed=2)
     strict.stdout.fnmatch_lines([f"E  *Not applicable: weight_hash, {fact}"])
+
+
+@pytest.mark.parametrize(
+    ("is_own", "shows"), [(True, "E  *moved     machine: GEMM 5 -> 6 ms (+20%) in *"), (False, [])]
+)
+def test_slower_machine_is_told_by_its_speed_check(learned, monkeypatch, is_own, shows):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(learned.path / "cache"))
+    block = block_id() if is_own else "f" * 12
+    checks = [
+        make_launch({"step_time_p50": 9.0, "time_compute_ms": ms}, measured_at=f"{year}-01-01T00:00:00Z", block=block)
+        for year, ms in ((2026, 5.0), (2099, 6.0))
+    ]
+    write_history(speed_folder(), [make_entry(case=SPEED_CASE, launches=tuple(checks))])
+    learned.plant(step_ms=13.0)
+    result = learned.run(shows=shows, failed=1)
+    assert ("moved" in text_of(result)) is is_own
 
 
 def test_equal_bits_in_an_ab_of_another_torch_are_a_pass_of_a_test_of_numbers(versioned):
@@ -197,7 +218,12 @@ def test_changed_number_of_steps_hides_no_change_and_replaces_nothing_unasked(pr
     project.plant(steps=5, weight_hashes={"1": "1" * 16, "5": "3" * 16})
     count = "the baseline was recorded with 4 measured steps, the test has 5"
     again = "--update-baselines --aorta-record=replace"
-    shows = [f"E  *Missing: {count}", f"E  *accept    pytest test_toy.py::test_one {again}  # replaces the baseline"]
+    moved = "E  *moved     method: measured steps 4 -> 5; to settle it: pytest *--aorta-ab=*"
+    shows = [
+        f"E  *Missing: {count}",
+        moved,
+        f"E  *accept    pytest test_toy.py::test_one {again}  # replaces the baseline",
+    ]
     project.run(shows=shows, failed=1)
     project.run("--update-baselines", shows=["E  *not added to the stored baseline*", f"E  *{count}"], failed=1)
     project.plant(steps=5, weight_hashes={"1": "f" * 16, "5": "3" * 16})

@@ -80,14 +80,17 @@ def test_memory_is_read_before_fewer_than_24_evenly_spaced_steps(monkeypatch, st
     assert timer.memory_bytes() == [*range(0, steps, every)]
 
 
-def test_memory_that_a_step_keeps_is_seen():
+@pytest.mark.parametrize("kind", ["tensor", "file"])
+def test_memory_that_a_step_keeps_is_seen_to_be_in_use_or_resident(kind):
     timer, kept = StepTimer(CPU), []
     for _ in range(MEMORY_EVERY_CPU_STEPS + 1):
         with timer.step():
-            # A tensor may reuse memory that earlier checks have freed, and then does not increase the resident size.
-            kept.append(mmap.mmap(-1, KEPT_BYTES))
-            kept[-1].write(bytes(KEPT_BYTES))
-    first, second = timer.memory_bytes()
+            if kind == "tensor":
+                kept.append(torch.empty(KEPT_BYTES, dtype=torch.uint8))
+            else:  # no allocator knows of it
+                kept.append(mmap.mmap(-1, KEPT_BYTES))
+                kept[-1].write(bytes(KEPT_BYTES))
+    first, second = timer.memory_bytes() if kind == "tensor" else timer.resident_bytes()
     assert second - first > 0.8 * MEMORY_EVERY_CPU_STEPS * KEPT_BYTES
 
 

@@ -21,7 +21,7 @@ class FakeNvml:
             super().__init__(text)
             self.value = value
 
-    NVML_CLOCK_SM = 1
+    NVML_CLOCK_SM, NVML_NVLINK_MAX_LINKS = 1, 36
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 3, 9, 12
 
     NAMES = ("GPU-aaaa-1", "GPU-aabb-2", "MIG-cccc-3")
@@ -31,6 +31,7 @@ class FakeNvml:
         self.hot: tuple[str, ...] = ()
         self.hot_bits = HOT_BITS
         self.lost = False
+        self.num_links = 18
         self.num_open = 0
 
     def __getattr__(self, name: str) -> int:
@@ -79,6 +80,17 @@ class FakeNvml:
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
         return self.hot_bits if handle in self.hot else 0
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "570.86.15"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        return 700_000
+
+    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:
+        if link >= self.num_links:
+            raise self.NVMLError("Invalid Argument", 2)
+        return 1
 
     def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
         return 1980

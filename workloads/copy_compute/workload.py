@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import torch
+import torch.distributed as dist
 
 from pytest_aorta.worker import (
     FailureDetail,
@@ -43,6 +44,7 @@ class CopyComputeSettings:
     dtype: torch.dtype
     copy_mb: float
     copy_kind: str
+    all_reduce_mb: float
     priority: int
     overlap: bool
     seed: int
@@ -126,6 +128,9 @@ class CopyComputeWorkload(GroupWorkload):
                 torch.mm(left, right, out=product)
 
         self._variants = make_variants(compute, self._copies, streams)
+        if settings.all_reduce_mb:
+            summed = torch.zeros(round(settings.all_reduce_mb * 2**18), device=device)
+            self._variants["all_reduce"] = lambda: dist.all_reduce(summed)
 
     def run(self) -> RankResult:
         """Check copied data, measure, and check again."""

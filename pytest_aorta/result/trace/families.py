@@ -40,7 +40,8 @@ COMMUNICATION = re.compile(
 _SERVED = re.compile(rf"\[({'|'.join(Collective)})\]$")
 # Prefix of the families of gloo's work on CPU ranks.
 GLOO = "gloo:"
-_COPY = re.compile(r"^(Memcpy \w+|Memset)\b")
+# With the kind of the collective that a copy engine served.
+_COPY = re.compile(r"^(Memcpy \w+|Memset)\b(\[\w+\])?")
 _BRACKETED = re.compile(r"^([\w:]+)\[([\w:]+)\]$")
 _ARCHITECTURES = {"volta", "turing", "ampere", "ada", "hopper", "blackwell"}
 # Parts of a name between underscores that do not name the work.
@@ -93,7 +94,7 @@ def family_of(name: str) -> str:
 
 def _shortened(name: str) -> str:
     if copy := _COPY.match(name):
-        return copy[1]
+        return copy[0]
     if bracketed := _BRACKETED.match(name):
         return _with_work(_stripped(bracketed[1]), _stripped(bracketed[2]))
     base, arguments = _split(_ANONYMOUS.sub("", name))
@@ -162,7 +163,7 @@ def serving(family: str, kind: Collective) -> str:
 
 def is_copy(family: str) -> bool:
     """Return True for a family of copies or memsets of the device's engines."""
-    return bool(_COPY.match(family))
+    return bool(_COPY.match(family)) and not is_communication(family)
 
 
 def is_compute(family: str) -> bool:

@@ -302,22 +302,28 @@ def collective_of(*names: str) -> Collective:
     return Collective.OTHER
 
 
-def _kind_of(kernel: Event) -> Collective:
+def _kind_of(args: Mapping[str, Any], *names: str) -> Collective:
     """Return the collective that a kernel served: the requested one if torch recorded it, else by the kernel's name."""
     # RCCL's kernels have generic names, and an all-to-all consists of sends.
-    return collective_of(str(kernel["args"].get("Collective name", "")), kernel["name"])
+    return collective_of(str(args.get("Collective name", "")), *names)
 
 
-def _call_of(kernel: Event) -> Call:
-    """Return the call that a kernel served, as far as the trace has host events that show it."""
-    args = kernel["args"]
+def _call_of(transfer: Event, copies: Mapping[int, Mapping[str, Any]]) -> Call | None:
+    """Return the call that a kernel or one of ``copies`` served, as far as the trace has host events that show it."""
+    if not _is_copy(transfer):
+        return _served(transfer["args"], transfer["name"])
+    # Several copies are one call, whose size is that of none of them.
+    return _served(copies[id(transfer)]).replace(num_bytes=None) if id(transfer) in copies else None
+
+
+def _served(args: Mapping[str, Any], *names: str) -> Call:
     parts = [str(args[key]) for key in ("Process Group Name", "Process Group Ranks") if args.get(key) is not None]
     counts = [args[key] for key in ("In msg nelems", "Out msg nelems") if _is_count(args.get(key), 0)]
     num_bytes = element_bytes(str(args.get("dtype", "")))
     is_known = counts and args.get("Collective name") not in _ON_LISTS
-    size = args.get("Group size")
+    size: Any = args.get("Group size")
     return Call(
-        _kind_of(kernel),
+        _kind_of(args, *names),
         " ".join(parts)[:_MAX_GROUP_TEXT],
         size if _is_count(size, 1) and size <= _MAX_GROUP_SIZE else None,
         max(counts) * num_bytes if is_known and num_bytes else None,
@@ -381,12 +387,13 @@ class LearnedStep:
 
     Attributes:
         boundary: the name of the boundary's kernel; no other kernel has this name.
-        communication: stream -> the name of each communication kernel, in order, and the call that the kernel served.
+        communication: stream -> the name of each communication kernel and each copy, in order, and the call that it
+            served; None for a copy that served none.
         names: names of kernels that served collectives and did nothing else.
     """
 
     boundary: str
-    communication: Mapping[object, list[tuple[str, Call]]]
+    communication: Mapping[object, list[tuple[str, Call | None]]]
     names: frozenset[str]
 
 
@@ -406,8 +413,9 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
             "without profiled steps"
         )
     names = _serving_names(events)
-    inside = _communication_by_stream(events, names, [begin_of(kernel) for kernel in kernels])
-    calls = {stream: [(kernel["name"], _call_of(kernel)) for kernel in rows] for stream, rows in inside.items()}
+    inside = _transfers_by_stream(events, names, [begin_of(kernel) for kernel in kernels])
+    copies = _copies_of_collectives(events)
+    calls = {stream: [(one["name"], _call_of(one, copies)) for one in rows] for stream, rows in inside.items()}
     return LearnedStep(name, calls, names)
 
 
@@ -419,7 +427,7 @@ def overlap_of_device(
 ) -> Profile:
     """Return the breakdown of ``num_steps`` steps like ``step`` from a trace of device activity alone.
 
-    A stream whose communication does not repeat that of ``step`` is classified by its kernels' names. ``waits_ms``
+    A stream whose transfers do not repeat those of ``step`` is classified by its kernels' names. ``waits_ms``
     contains waits for late ranks at the beginning of calls by :attr:`Call.key`, in order, which are no communication
     (:func:`~pytest_aorta.result.trace.profiled_steps.waits_ms`).
 
@@ -431,11 +439,12 @@ def overlap_of_device(
     if len(edges) != num_steps + 1:
         raise ValueError(f"the profiler lost activity: {len(edges)} kernels {step.boundary} between {num_steps} steps")
     calls: dict[int, Call] = {}
-    for stream, kernels in _communication_by_stream(events, step.names, edges).items():
+    copies = _copies_of_collectives(events)
+    for stream, transfers in _transfers_by_stream(events, step.names, edges).items():
         expected = step.communication.get(stream, []) * num_steps
-        is_repeated = [kernel["name"] for kernel in kernels] == [name for name, _ in expected]
-        of_stream = [call for _, call in expected] if is_repeated else [_call_of(kernel) for kernel in kernels]
-        calls |= {id(kernel): call for kernel, call in zip(kernels, of_stream, strict=True)}
+        is_repeated = [one["name"] for one in transfers] == [name for name, _ in expected]
+        of_stream = [call for _, call in expected] if is_repeated else [_call_of(one, copies) for one in transfers]
+        calls |= {id(one): call for one, call in zip(transfers, of_stream, strict=True) if call is not None}
     inside = [event for event in sorted(filter(is_on_device, events), key=begin_of) if is_within(event, edges)]
     durations = [(_family(event, calls), _duration_of(event)) for event in inside if event["name"] != step.boundary]
     served = [event for event in inside if id(event) in calls]
@@ -474,12 +483,29 @@ def _serving_names(events: Iterable[Event]) -> frozenset[str]:
     return frozenset(names[True] - names[False])
 
 
-def _communication_by_stream(
+def _copies_of_collectives(events: Sequence[Event]) -> dict[int, Mapping[str, Any]]:
+    """Return what torch recorded of the collective that a copy engine served by a copy, by the ``id`` of the copy."""
+    records = [event for event in events if event["name"] == "record_param_comms"]
+    launching = by_correlation(filter(is_runtime_call, events))
+    found = {}
+    for copy in filter(_is_copy, events):
+        call = launching.get(copy["args"].get("correlation"))
+        around = (one for one in records if call and one["tid"] == call["tid"] and holds(one, call))
+        if (record := next(around, None)) is not None:
+            found[id(copy)] = record["args"]
+    return found
+
+
+def _is_copy(event: Event) -> bool:
+    return event.get("cat") == "gpu_memcpy"
+
+
+def _transfers_by_stream(
     events: Iterable[Event], names: frozenset[str], edges: Sequence[int]
 ) -> dict[object, list[Event]]:
-    """Return the communication kernels of each stream that began between ``edges``, in order."""
+    """Return the communication kernels and the copies of each stream that began between ``edges``, in order."""
     rows: dict[object, list[Event]] = defaultdict(list)
-    for event in sorted((event for event in events if _is_communication(event, names)), key=begin_of):
+    for event in sorted((one for one in events if _is_copy(one) or _is_communication(one, names)), key=begin_of):
         if is_within(event, edges):
             rows[event["args"].get("stream")].append(event)
     return rows
@@ -492,9 +518,12 @@ def _lanes(
     spans: list[tuple[str, Span]] = []
     for event in filter(is_on_device, events):
         begin, end = span_of(event)
-        if _is_communication(event, names):
+        if id(event) in kinds or _is_communication(event, names):
             arrived = begin + waits_ns.get(id(event), 0)
-            spans += [(Lane.WAIT, (begin, arrived)), (kinds.get(id(event)) or _kind_of(event), (arrived, end))]
+            spans += [
+                (Lane.WAIT, (begin, arrived)),
+                (kinds.get(id(event)) or _kind_of(event["args"], event["name"]), (arrived, end)),
+            ]
         else:
             spans.append((Lane.COMPUTE if event["cat"] == "kernel" else Lane.COPY, (begin, end)))
     return _unions(spans)

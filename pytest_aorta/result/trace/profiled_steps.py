@@ -409,6 +409,7 @@ class Cost(StrEnum):
     KERNELS = "kernels"
     HOST_SYNCS = "host_syncs"
     HOST_COPIES = "host_copies"
+    COMPILED_GRAPHS = "compiled_graphs"
     RECOMPILATIONS = "recompilations"
     GRAPH_BREAKS = "graph_breaks"
 
@@ -448,6 +449,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
         kernels: Kernels by family; None on CPU ranks.
         host_syncs: Calls of the device's runtime in which the host waits for the device; None on CPU ranks.
         host_copies: Copies to the host; on CPU ranks values that Python reads from tensors, as ``.item()`` does.
+        compiled_graphs: Graphs that torch.compile compiled before the measured steps; None if this was not counted.
         recompilations: Compilations of torch.compile after the warm-up steps; None if this was not counted.
         graph_breaks: Graph breaks of torch.compile since the rank began; None if this was not counted.
         without_flops: Calls by operator for which no formula of operations is known.
@@ -462,6 +464,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
     kernels: Counts | None = None
     host_syncs: Counts | None = None
     host_copies: Counts = {}
+    compiled_graphs: Count | None = None
     recompilations: Count | None = None
     graph_breaks: Count | None = None
     without_flops: Counts = {}
@@ -478,8 +481,8 @@ class Costs(Model, frozen=True, omit_defaults=True):
                 return {str(row): row.calls for row in self.collectives}
             case Cost.COLLECTIVE_BYTES:
                 return {str(row): row.bytes for row in self.collectives if row.bytes is not None}
-            case Cost.RECOMPILATIONS | Cost.GRAPH_BREAKS:
-                value = self.recompilations if cost is Cost.RECOMPILATIONS else self.graph_breaks
+            case Cost.COMPILED_GRAPHS | Cost.RECOMPILATIONS | Cost.GRAPH_BREAKS:
+                value: int | None = getattr(self, cost)
                 return None if value is None else {str(cost): value} if value else {}
             case _:
                 found: dict[str, int] | None = getattr(self, cost)

@@ -32,14 +32,14 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(doctor, "visible_devices", lambda *_: [])
-    monkeypatch.setattr(doctor, "run_program", lambda *_: (0, "hello\ntorch: 2.13.0 0\ngoodbye\n", ""))
+    monkeypatch.setattr(doctor, "run_program", lambda *_: (0, "hello\ntorch: 2.13.0 0\nNvidia driver: none\n", ""))
     return monkeypatch
 
 
 def test_command_ends_with_0_where_all_is_well(machine, capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("no problem; torch 2.13.0; no GPU is visible; runs take CPU ranks")
+    assert out.startswith("Nvidia driver: none\nno problem; torch 2.13.0; no GPU is visible; runs take CPU ranks")
 
 
 def test_gpus_and_leased_resources_are_listed_with_their_holders(machine, capsys):
@@ -65,8 +65,8 @@ def test_gpus_that_torch_does_not_find_are_a_problem_with_a_remedy(machine, caps
     machine.setattr(doctor, "visible_devices", lambda *_: gpus(1))
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("PROBLEM  torch 2.13.0 finds 0 GPUs, the driver 1\n")
-    assert "torch.utils.collect_env" in out
+    assert "\nPROBLEM  torch 2.13.0 finds 0 GPUs, the driver 1\n" in out
+    assert "-> install torch as https://pytorch.org/get-started says" in out
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.verdict.attribution import PLANTS, named
 from pytest_aorta.cli.history import CONFIRMING_VERSIONS, case_histories, told_changes
 from pytest_aorta.cli.history import find_changes as changes_of
 from pytest_aorta.cli.main import main
@@ -132,8 +133,20 @@ def test_changes_exits_with_1_for_a_new_change_and_names_what_else_differs(here,
     write_history(here / "history", entries)
     assert main(["history", "history"]) == 1
     out = capsys.readouterr().out
-    assert re.search(rf"step_time_p50 +{commit_of(19)[:12]} +{commit_of(20)[:12]} .*worse, torch 2.11.0 -> 2.12.0", out)
+    assert re.search(rf"step_time_p50 +{commit_of(19)[:12]} +{commit_of(20)[:12]} .*worse\n", out)
+    assert (
+        "step_time_p50: environment: torch 2.11.0 -> 2.12.0; to settle it: pytest tests/test_a.py::test_x --aorta-"
+        in out
+    )
     assert out.endswith("1 new change, 0 of earlier versions, in 4 metrics of 1 case\n")
+
+
+@pytest.mark.parametrize(
+    ("cause", "number"), [(cause, number) for cause, plants in PLANTS.items() for number in range(len(plants))]
+)
+def test_cause_of_a_change_is_named_where_something_tells_it(here, otava, cause, number):
+    found = named(here / "history", PLANTS[cause][number], random.Random(3))
+    assert found == ([] if cause == "none" else [cause])
 
 
 def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys):

@@ -5,7 +5,9 @@ import re
 import pytest
 
 from pytest_aorta.cli.main import main, parser
-from pytest_aorta.cli.scale import cells, growth, scheduled
+from pytest_aorta.cli.scale import cells, growth, panels, scheduled
+from pytest_aorta.cli.target import write_drawing
+from pytest_aorta.common.errors import ResultError
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs
 from pytest_aorta.result.trace.schedule import play
 from pytest_aorta.result.trace.step_graph import StepGraph
@@ -77,6 +79,25 @@ def test_schedule_tells_where_communication_hides_no_longer_and_which_work_hides
 def test_schedules_that_hide_alike_have_no_advice_and_a_lack_of_graphs_is_said():
     assert len(scheduled(scaled(2, 3))) == 4
     assert scheduled({}) == ["no graph of streams with a collective was recorded, so overlap is not scheduled"]
+
+
+def test_drawing_is_written_and_nothing_to_draw_is_an_error_with_its_reason(tmp_path, capsys):
+    write_drawing(tmp_path / "a.svg", panels(scaled(2)))
+    assert "reduce-scatter" in (tmp_path / "a.svg").read_text()
+    assert capsys.readouterr().out == f"drawn: {tmp_path / 'a.svg'}\n"
+    with pytest.raises(ResultError, match="--draw: no graph of streams with a collective was recorded: no trace"):
+        write_drawing(tmp_path / "b.svg", panels({}), "no trace")
+    with pytest.raises(ResultError, match="not written"):
+        write_drawing(tmp_path / "none" / "b.svg", panels(scaled(2)))
+
+
+def test_each_size_is_drawn_below_the_parts_of_all():
+    (_, parts), *streams = panels(scaled(2, 64))
+    assert [[bars.kind for bars in row.bars] for row in parts.rows] == [
+        ["compute", "exposed in a host"],
+        ["compute", "exposed between hosts"],
+    ]
+    assert [name for name, _ in streams] == ["2 ranks", "64 ranks"]
 
 
 @pytest.mark.parametrize(

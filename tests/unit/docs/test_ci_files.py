@@ -37,6 +37,7 @@ def test_files_have_the_schemas_of_their_services(tmp_path):
     for schema, files in (
         (["vendor.github-workflows"], GITHUB),
         (["vendor.github-actions"], [ACTION]),
+        (["vendor.buildkite"], [ROOT / "examples/ci/buildkite.yml"]),
         (GITLAB_SCHEMA, [*sorted((ROOT / "examples/ci").glob("gitlab-*.yml")), jobs]),
     ):
         assert tool("check-jsonschema", "--builtin-schema", *schema, *map(str, files)) == ""
@@ -49,7 +50,7 @@ def test_examples_give_the_action_and_the_component_inputs_that_they_have():
     ]
     assert steps
     assert {name for step in steps for name in step["with"]} <= set(ACTION_YAML["inputs"])
-    (included,) = yaml.safe_load((ROOT / "examples/ci/gitlab-component.yml").read_text(encoding="utf-8"))["include"]
+    (included,) = yaml.safe_load((ROOT / "examples/ci/gitlab-ci.yml").read_text(encoding="utf-8"))["include"]
     assert set(included["inputs"]) <= set(next(yaml.safe_load_all(TEMPLATE.read_text()))["spec"]["inputs"])
 
 

@@ -40,6 +40,7 @@ class FakeSensors:
     max_sm_clocks_mhz = (1980.0,) * 2
 
     def __init__(self, readings=10_000):
+        self.about = {"driver": "570.86.15"}
         self.left = readings
         self.closed = False
         self.read_often = threading.Event()

@@ -206,6 +206,13 @@ def test_nvml_is_read_in_whole_units_and_reasons_by_name(nvml):
     assert nvml.num_open == 0
 
 
+@pytest.mark.parametrize(("num_links", "links"), [(18, "NVLink x18"), (0, "PCIe")])
+def test_driver_power_limit_and_links_are_told_of_all_devices_at_once(nvml, num_links, links):
+    nvml.num_links = num_links
+    about = open_sensors([NVIDIA_GPU, replace(NVIDIA_GPU, uuid="GPU-aaaa-1")]).about
+    assert about == {"driver": "570.86.15", "power_limit_w": "700", "links": links}
+
+
 def test_mig_device_has_the_readings_of_its_gpu(nvml):
     assert open_sensors([Device("MIG-c", "H200 MIG", "MIG-cccc-3")]).read()[0].sm_clock_mhz == 1200
 

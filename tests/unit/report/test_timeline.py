@@ -1,9 +1,10 @@
-"""Drawings: the schedule of a step by stream, of both sides."""
+"""Drawings: the schedule of a step by stream, both sides, and as SVG."""
 
 import pytest
 
-from pytest_aorta.report.timeline import drawn_schedules
+from pytest_aorta.report.timeline import drawn_schedules, svg
 from pytest_aorta.result.trace.schedule import play
+from tests.unit.report.elements import Elements
 from tests.unit.step_graphs import fsdp_step
 
 
@@ -30,6 +31,15 @@ def test_other_side_is_below_and_collectives_in_line_are_on_the_stream_of_comput
     assert [row.name for row in drawing.rows] == names
     assert bars(drawing.rows[0]) == {"compute": 12, "exposed": 18}
     assert {start for _, start, _ in drawing.arrows} == {1}
+
+
+def test_svg_is_well_formed_names_each_row_and_ends_each_arrow_at_a_collective():
+    drawing = drawn_schedules([play(fsdp_step())])
+    text = svg([("a <b>", drawing)])
+    found = Elements(text)
+    assert (found.wrong, found.open) == ([], [])
+    assert {"a <b>", "all-gather", "reduce scatter"} <= {*found.texts["text"]}
+    assert text.count("marker-end") == len(drawing.arrows)
 
 
 def test_nothing_is_drawn_without_a_schedule():

@@ -14,6 +14,7 @@ COSTS = Costs(
     collectives=[GATHERS],
     flops={"aten::mm": 1_000_000},
     operators={"aten::mm": 100, "aten::add": 900},
+    compiled_graphs=0,
     recompilations=0,
     graph_breaks=0,
 )
@@ -61,6 +62,7 @@ REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
         (changed(operators={"aten::mm": 90}), "operators", None, IMPROVED, "- aten::add x 900, - aten::mm x 10"),
         (changed(host_copies={"aten::_local_scalar_dense": 1}), "host_copies", None, REGRESSION, "+ aten::_local"),
         (changed(recompilations=8), "recompilations", None, REGRESSION, "8 in 20 measured steps, 0 before"),
+        (changed(compiled_graphs=1), "compiled_graphs", None, REGRESSION, "+ compiled_graphs x 1"),
         (changed(graph_breaks=1), "graph_breaks", None, REGRESSION, "+ graph_breaks x 1"),
         (changed(kernels={"gemm": 3}), "kernels", None, Outcome.MISSING, "the baseline has no kernels"),
     ],
@@ -128,6 +130,12 @@ def test_places_of_what_came_and_went_follow_it(cost, here, there, detail):
     marked = dict.fromkeys(("operators", "flops"), "exact")
     rows = judged(placed, placed, before=[launch(before, before)], marked=marked).rows
     assert any(row.detail.endswith(detail) for row in rows if row.outcome is REGRESSION)
+
+
+def test_graphs_are_not_compared_with_a_baseline_that_does_not_know_them():
+    older = changed(compiled_graphs=None)
+    verdicts = judged(changed(compiled_graphs=1), changed(compiled_graphs=1), before=[launch(older, older)])
+    assert "compiled_graphs" not in outcomes(verdicts)
 
 
 GONE = changed(collectives=[])

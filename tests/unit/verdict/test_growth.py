@@ -4,7 +4,7 @@ import pytest
 
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import growing, make_baseline, make_facts, stored
+from tests.unit.builders import growing, make_baseline, make_facts, on_cpu, stored
 from tests.unit.verdict.compared import check, compare, texts
 
 # Growth of each rank in the recorded launches and in those under test -> the outcome.
@@ -26,6 +26,12 @@ def test_growth_of_a_rank_may_exceed_that_of_the_baseline_by_ten_points_or_a_qua
     there, here = ([make_facts(**growing(*ranks)) for ranks in side] for side in (recorded, measured))
     row = check(*here, baseline=make_baseline(launches=stored(*there)))["memory_growth"]
     assert row.outcome is outcome
+
+
+@pytest.mark.parametrize(("grows", "outcome"), [(0.019, Outcome.PASS), (0.021, Outcome.REGRESSION)])
+def test_what_malloc_gives_out_on_cpu_ranks_may_grow_by_two_points_more(grows, outcome):
+    there, here = (on_cpu(**growing(more)) for more in (0.0, grows))
+    assert check(here, baseline=make_baseline(launches=stored(there)))["memory_growth"].outcome is outcome
 
 
 def test_growth_names_the_rank_and_the_growth_of_a_step():

@@ -85,6 +85,41 @@ def test_communication_before_the_first_boundary_is_no_part_of_it():
     assert [set(each.collectives) for each in found.steps] == [{"all_to_all"}] * 2
 
 
+def copied(begin_us: float, number: int, asked: str = "", stream: int = 20, copy_us: float = 0.0) -> list[dict]:
+    """Return a copy of the device of 10 us, its call on the host and, of a collective, torch's record around it."""
+    record = event("cpu_op", "record_param_comms", begin_us, 3, **GATHER | {"Collective name": asked})
+    return [
+        *([record] if asked else []),
+        event("cuda_runtime", "cudaMemcpyAsync", begin_us + 1, 1, correlation=number),
+        event("gpu_memcpy", COPY, copy_us, 10, stream, stream=stream, correlation=number),
+    ]
+
+
+COPY = "Memcpy DtoD (Device -> Device)"
+
+
+def test_copies_by_which_copy_engines_serve_a_collective_communicate():
+    work = (
+        copied(10, 11, "_allgather_base", copy_us=60),
+        copied(14, 12, copy_us=80),
+        copied(18, 13, stream=7, copy_us=90),
+    )
+    step = learned(*work)
+    later = [event("gpu_memcpy", COPY, begin, 10, 20, stream=20) for begin in (60, 80, 160, 180)]
+    own = [event("gpu_memcpy", COPY, begin, 10, 7, stream=7) for begin in (90, 190)]
+    for found in (on_device(*work), overlap_of_device(alone(*later, *own, kernel("gemm", 65, 50)), step, 2)):
+        assert {kind: round(time.total_ms, 6) for kind, time in found.steps[0].collectives.items()} == {
+            "all_gather": 0.01
+        }
+        assert found.steps[0].copy_ms == pytest.approx(0.020)
+        assert {family: is_communication(family) for family in found.kernels if "Memcpy" in family} == {
+            "Memcpy DtoD": False,
+            "Memcpy DtoD[all_gather]": True,
+        }
+        (calls,) = found.collectives
+        assert (calls.kind, calls.group, calls.num_bytes) == ("all_gather", "0 [0, 1]", None)
+
+
 NCCL = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2}
 GATHER = NCCL | {"Collective name": "_allgather_base", "In msg nelems": 1024, "Out msg nelems": 2048}
 

@@ -1,0 +1,182 @@
+"""The class of a change's cause: the method, the environment, the machine or the code. Pure.
+
+A cause is named where a fact that seldom changes has changed with the values, or where other tests or the speed check
+of the machine tell. Where nothing tells, no cause is named.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from pytest_aorta.common.text import counted
+from pytest_aorta.plan.device_kind import ByDevice
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.provenance import version_text
+from pytest_aorta.result.system import OWN_VERSION
+from pytest_aorta.verdict.environment import machine_changes
+from pytest_aorta.verdict.verdicts import Verdict
+
+# The case of the speed check in a history, and its metrics -> what they time.
+SPEED_CASE = "aorta doctor --check"
+SPEED_METRICS = {"time_compute_ms": "GEMM", "time_copy_ms": "copy", "time_all_reduce_ms": "all-reduce"}
+# The least change of a median of the speed check that counts, if all launches show it.
+_SPEED_CHANGE = ByDevice(0.05, cpu=0.25)
+# Launches of speed checks that stand for one side, those nearest in time.
+_NEAREST = 6
+# So many tests that all moved at once tell of the machine.
+_LEAST_TESTS = 3
+
+
+class Cause(StrEnum):
+    """The class of a change's cause."""
+
+    METHOD = "method"
+    """The way of measuring or of judging."""
+    ENVIRONMENT = "environment"
+    """Versions and settings outside of the code."""
+    MACHINE = "machine"
+    """The speed of the machine."""
+    CODE = "code"
+    """The version of the code."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The launches before and after a change, and what is known of the machine and of other tests.
+
+    Attributes:
+        before, after: A launch of each side.
+        judged: How the way of judging differs; empty if it does not.
+        is_exact: Whether the metric depends on the code and the environment alone.
+        in_turn: Whether both sides were launched in turn.
+        checks: Launches of the machine's speed check.
+        moved, stayed: How many other tests changed at the same time, and how many did not.
+        other_machine: Whether all launches before are of one machine, and all launches after of another one.
+    """
+
+    before: LaunchFacts
+    after: LaunchFacts
+    judged: Sequence[str] = ()
+    is_exact: bool = False
+    in_turn: bool = False
+    checks: Sequence[LaunchFacts] = ()
+    moved: int = 0
+    stayed: int = 0
+    other_machine: bool = False
+
+    def cause(self) -> tuple[Cause, str] | None:
+        """Return the cause with what tells it, or None if nothing does."""
+        method, environment = ", ".join([*self.judged, *self._method()]), ", ".join(self._environment())
+        code = " -> ".join(version_text(side.provenance.commit, side.provenance.dirty) for side in self._both)
+        code = "" if None in (side.provenance.commit for side in self._both) or self._is_same_code else code
+        if self.in_turn and environment and code:
+            return None
+        machine, steady = self._machine()
+        found = (
+            (Cause.METHOD, method),
+            (Cause.ENVIRONMENT, environment),
+            (Cause.MACHINE, machine),
+            (Cause.CODE, f"{code}; {steady}" if code and steady else ""),
+        )
+        return next(((cause, why) for cause, why in found if why), None)
+
+    def line(self, test: str, command: Callable[..., str]) -> str:
+        """Return the cause, what tells it, and the command that settles it unless an A/B has; empty if nothing tells.
+
+        ``command`` adds options to the command that repeats ``test``.
+        """
+        if (found := self.cause()) is None:
+            return ""
+        cause, why = found
+        return f"{cause}: {why}" + ("" if self.in_turn else f"; to settle it: {self._remedy(cause, test, command)}")
+
+    def _remedy(self, cause: Cause, test: str, command: Callable[..., str]) -> str:
+        before, after = (side.provenance.commit or "HEAD" for side in self._both)
+        there, here = (side.environment.get("torch") for side in self._both)
+        match cause:
+            case Cause.MACHINE:
+                return "aorta doctor --check"
+            case Cause.CODE if before != after:
+                return shlex.join(["aorta", "bisect", before[:12], after[:12], "--", test])
+            case Cause.ENVIRONMENT if there != here:
+                return command(f"--aorta-ab=with:torch=={there}")
+        return command(f"--aorta-ab={before[:12]}")
+
+    @property
+    def _both(self) -> tuple[LaunchFacts, LaunchFacts]:
+        return self.before, self.after
+
+    @property
+    def _is_same_code(self) -> bool:
+        before, after = (side.provenance for side in self._both)
+        return before.commit == after.commit and not (before.dirty or after.dirty)
+
+    def _method(self) -> Iterator[str]:
+        sides = [(one.num_steps, one.launcher, one.description.system.get(OWN_VERSION)) for one in self._both]
+        for name, there, here in zip(("measured steps", "launcher", "pytest-aorta"), *sides, strict=True):
+            if there != here and there and here:
+                yield f"{name} {there} -> {here}"
+
+    def _environment(self) -> Iterator[str]:
+        yield from machine_changes(self.after, self.before)
+        chosen = self.before.provenance.side.partition(": ")[2] if self.in_turn else ""
+        if chosen:
+            yield chosen
+
+    def _machine(self) -> tuple[str, str]:
+        """Return what tells that the machine's speed changed, and what tells that it did not; either may be empty."""
+        if self.is_exact:
+            return "", "the metric does not depend on the machine's speed"
+        if self.in_turn:
+            return "", "both were launched in turn"
+        speed = speed_change(self.checks, *self._both)
+        if speed is not None:
+            return speed, "" if speed else "the speed check of the machine did not move"
+        if self.other_machine:
+            return "another machine, or the same one after a boot", ""
+        tests = counted(1 + self.moved + self.stayed, "test")
+        if self.stayed:
+            return "", f"{1 + self.moved} of {tests} moved"
+        return (f"all {tests} moved at once" if 1 + self.moved >= _LEAST_TESTS else ""), ""
+
+
+def judged_otherwise(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[str]:
+    """Return how the way of judging differs between verdicts: tolerances, and revisions of the baseline."""
+    there, found = {row.metric: row for row in before}, dict[str, None]()
+    for row in after:
+        if (old := there.get(row.metric)) is None:
+            continue
+        if str(old.tolerance) != str(row.tolerance):
+            found[f"tolerance of {row.metric} {old.tolerance} -> {row.tolerance}"] = None
+        revisions = old.reference.revision, row.reference.revision
+        if None not in revisions and revisions[0] != revisions[1]:
+            found[f"baseline revision {revisions[0]} -> {revisions[1]}"] = None
+    return [*found]
+
+
+def speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: LaunchFacts) -> str | None:
+    """Return what of the speed check moved between two launches; empty if nothing did, and None if it is not known."""
+    first_s, last_s = before.provenance.moment_s, after.provenance.moment_s
+    middle_s = (first_s + last_s) / 2
+    near = (
+        sorted(
+            (one for one in checks if (one.provenance.moment_s > middle_s) is later),
+            key=lambda one: abs(one.provenance.moment_s - moment_s),
+        )[:_NEAREST]
+        for moment_s, later in ((first_s, False), (last_s, True))
+    )
+    there, here = near
+    return "; ".join(speed_changes(there, here)) if there and here else None
+
+
+def speed_changes(there: Sequence[LaunchFacts], here: Sequence[LaunchFacts]) -> Iterator[str]:
+    """Yield a text on each time of the speed check that changed between two groups of its launches."""
+    for metric, name in SPEED_METRICS.items():
+        before, after = ([one.metrics[metric] for one in side if metric in one.metrics] for side in (there, here))
+        if not before or not after or not (max(before) < min(after) or max(after) < min(before)):
+            continue
+        change = median(after) / median(before) - 1
+        if abs(change) > _SPEED_CHANGE[here[0].device]:
+            yield f"{name} {median(before):.3g} -> {median(after):.3g} ms ({change:+.0%}) in the speed check"
