@@ -255,8 +255,8 @@ class WorkloadRunner(DistributedWorld):
                 by default ``gradient_accumulation``.
             others: Further arrangements on all ranks with the same samples: lists of arguments that are added, or
                 mappings of config keys, such as ``{"tensor_parallel_degree": 2, "batch_size": 8}``.
-            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`; by default, each launch runs in a
-                copy of pytest's root folder, so that it does not find what another one has written.
+            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`; by default, launches run in
+                copies of pytest's root folder, so that none finds what another one has written.
             label: As in :meth:`compare`.
 
         Raises:
