@@ -17,6 +17,7 @@ from pytest_aorta.common.files import create_numbered_folder, raised_as
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
+from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.launch_plan import FunctionCall, LaunchRequest, script_settings
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, check_environment, find_workload, resolve_config
 from pytest_aorta.result.folder import VALUE_FILE
@@ -41,11 +42,11 @@ class DistributedWorld:
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
         self._options = launcher.session.options
-        self.size = launcher.world.size
-        self.device = launcher.world.device
-        self.backend = launcher.world.backend
-        self.platform = launcher.world.platform
-        self.timeout_s = launcher.timeout_s
+        self.size: int = launcher.world.size
+        self.device: DeviceKind = launcher.world.device
+        self.backend: Backend = launcher.world.backend
+        self.platform: str = launcher.world.platform
+        self.timeout_s: float = launcher.timeout_s
 
     def __repr__(self) -> str:
         """Return the name and the platform, which pytest shows above a failure."""

@@ -446,10 +446,10 @@ class Observer:
         result = recorded.timed(main.timer, self._began_s, self._costs())
         # The first step of an optimizer may have raised.
         stepped = [one for one in self._all if one.num_steps]
-        # Values that the script itself records after each step are those of all steps.
+        # Values that the script itself records after each step are those of all steps; it may be ended within one.
         loss, grad_norm = (
             [values[step - 1] for step in main.timed] if len(values) == main.num_steps else values
-            for values in (result.loss, result.grad_norm)
+            for values in ((result.loss, result.grad_norm) if not self.record.hash_state else ([], []))
         )
         saved = {"checkpoint_ms": median(self._saved.values())} if self._saved else {}
         return result.replace(
