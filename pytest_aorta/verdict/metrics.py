@@ -493,9 +493,7 @@ _ROWS = (
         None,
         "time of torch.compile before the measured steps",
     ),
-    _recorded(
-        "checkpoint_ms", "ms", _TIME, _LOWER, None, "time of a checkpoint of an unedited script"
-    ),
+    _recorded("checkpoint_ms", "ms", _TIME, _LOWER, None, "time of a checkpoint of an unedited script"),
     _recorded("num_parameters", "", _COUNT, _EXACT, None, "parameters of the whole model"),
     _hash(PARAMETERS, "hash of the weights after the last step"),
     _hash(
