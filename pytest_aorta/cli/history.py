@@ -20,7 +20,9 @@ import numpy as np
 from pytest_aorta.cli import ExitCode, report_problems
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import raised_as
+from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import counted, emit, output_width, table
+from pytest_aorta.report.export import FORMATS
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.session.history import HistoryEntry, read_history
@@ -51,12 +53,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the history (pytest's --aorta-history)")
     parser.add_argument("--branch", metavar="NAME", help="only this branch; HEAD for a detached head (the only one)")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="print the newest run alone, for PyTorch's benchmark database or for Bencher"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the change points of the newest versions; return 1 for one, or for a line that can't be read."""
     entries, problems = read_history(arguments.folder)
+    if arguments.format:
+        newest = [entry for entry in entries if entry.run == entries[-1].run]
+        emit([to_json(FORMATS[arguments.format](newest))])
+        return report_problems(problems)
     entries = _of_branch(entries, arguments.branch)
     histories = case_histories(entries)
     changes = [change for history in histories for change in told_changes(history)]

@@ -67,11 +67,13 @@ NODES_END_S = 60.0
 
 
 def require_torch() -> None:
-    """Check that this interpreter, which starts the ranks, has torch; torch is not imported.
+    """Check that this machine runs Linux and that this interpreter, which starts the ranks, has torch.
 
     Raises:
-        LaunchError: torch is not installed.
+        LaunchError: Either is not so.
     """
+    if sys.platform != "linux":
+        raise LaunchError(f"{sys.platform}: ranks are launched on Linux; use a container, a virtual machine or WSL 2")
     found = None
     with suppress(ImportError, ValueError):  # of a finder that refuses torch, or of a module without a spec
         found = importlib.util.find_spec("torch")

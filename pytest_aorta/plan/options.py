@@ -19,7 +19,7 @@ from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.side import parse_side
 
 # Replaces the suffix of the file of --aorta-markdown: the same findings as data.
-FINDINGS_SUFFIX = ".findings.json"
+FINDINGS_SUFFIX, CODE_QUALITY_SUFFIX = ".findings.json", ".codequality.json"
 TORCH = "torch"
 
 

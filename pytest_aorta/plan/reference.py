@@ -16,8 +16,6 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-import msgspec
-
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, raised_as, write_link
@@ -234,8 +232,8 @@ class Reference(Model, frozen=True, omit_defaults=True):
     worktree: Worktree | None = None
     prefix: Path | None = None
     harness: Path | None = None
-    installed: Mapping[str, tuple[Path, str]] = msgspec.field(default_factory=dict)
-    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
+    installed: Mapping[str, tuple[Path, str]] = {}
+    variables: Mapping[str, str] = {}
     early: tuple[Path, ...] = ()
     late: tuple[Path, ...] = ()
     differs: str = ""

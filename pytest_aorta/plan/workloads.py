@@ -127,7 +127,7 @@ class SharedKeys(Model, frozen=True):
     properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
         default_factory=dict, name="config"
     )
-    presets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    presets: dict[str, dict[str, dict[str, Any]]] = {}
 
 
 class Declaration(SharedKeys, frozen=True, kw_only=True):

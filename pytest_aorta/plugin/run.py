@@ -17,7 +17,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import visible
-from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
+from pytest_aorta.plan.options import CODE_QUALITY_SUFFIX, FINDINGS_SUFFIX, Options
 from pytest_aorta.plugin.markers import can_launch
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Controller:
         self.has_collection_error = False
         if (file := run.options.markdown) is not None:
             # They can't be taken for those of this run if the process is killed. Errors are reported by the writer.
-            for suffix in (file.suffix, FINDINGS_SUFFIX):
+            for suffix in (file.suffix, FINDINGS_SUFFIX, CODE_QUALITY_SUFFIX):
                 with suppress(OSError):
                     file.with_suffix(suffix).unlink(missing_ok=True)
 

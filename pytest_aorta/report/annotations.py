@@ -1,8 +1,10 @@
-"""GitHub's annotations: each failure at the test, and at the line of the code that the failure names."""
+"""Annotations of GitHub and GitLab: each failure at the test, and at the line of the code that the failure names."""
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.common.text import brief, is_library, printable
@@ -19,18 +21,53 @@ def annotations(records: Sequence[TestRecord], rootdir: Path, environ: Mapping[s
     """Return the lines that a step of GitHub Actions writes on its failures; none elsewhere."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return []
-    root = Path(environ.get("GITHUB_WORKSPACE", rootdir)).resolve()
-    lines: dict[str, None] = {}
+    found = _annotations(records, rootdir, Path(environ.get("GITHUB_WORKSPACE", rootdir)).resolve())
+    return [
+        f"::error file={_escaped(one.path, ':,')},line={one.line},title={_escaped(one.test, ':,')}"
+        f"::{_escaped(one.message)}"
+        for one in found[:_MAX_SHOWN]
+    ]
+
+
+def code_quality(
+    records: Sequence[TestRecord], rootdir: Path, environ: Mapping[str, str] = os.environ
+) -> list[dict[str, object]] | None:
+    """Return the report of code quality that a job of GitLab shows in the diff of a merge request; None elsewhere."""
+    if environ.get("GITLAB_CI") != "true":
+        return None
+    return [
+        {
+            "description": f"{one.test}: {one.message}",
+            "check_name": "pytest-aorta",
+            # GitLab compares both sides of the merge request by it, so that it has no number of a line.
+            "fingerprint": hashlib.sha256(f"{one.path}\0{one.test}".encode()).hexdigest(),
+            "severity": "critical",
+            "location": {"path": one.path, "lines": {"begin": one.line}},
+        }
+        for one in _annotations(records, rootdir, Path(environ.get("CI_PROJECT_DIR", rootdir)).resolve())
+    ]
+
+
+@dataclass(frozen=True)
+class _Annotation:
+    """A failure of a test at a line of a file, whose path begins at the root of the repository."""
+
+    path: str
+    line: int
+    test: str
+    message: str
+
+
+def _annotations(records: Sequence[TestRecord], rootdir: Path, root: Path) -> list[_Annotation]:
+    found: dict[_Annotation, None] = {}
     for record in records:
         if record.has_failed and not record.is_retried:
-            message = _escaped(brief(printable(record.reason), _MAX_MESSAGE))
-            title = _escaped(printable(record.nodeid), ":,")
+            texts = printable(record.nodeid), brief(printable(record.reason), _MAX_MESSAGE)
             test = rootdir / record.nodeid.partition("::")[0]
             for file, line in [*_named(record.failure, rootdir, test), (test, record.line)]:
                 if file.resolve().is_relative_to(root):
-                    place = _escaped(str(file.resolve().relative_to(root)), ":,")
-                    lines[f"::error file={place},line={max(line, 1)},title={title}::{message}"] = None
-    return list(lines)[:_MAX_SHOWN]
+                    found[_Annotation(str(file.resolve().relative_to(root)), max(line, 1), *texts)] = None
+    return list(found)
 
 
 def _named(text: str, rootdir: Path, test: Path) -> list[tuple[Path, int]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.model import to_json
-from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
-from pytest_aorta.report.annotations import annotations
+from pytest_aorta.plan.options import CODE_QUALITY_SUFFIX, FINDINGS_SUFFIX, Options
+from pytest_aorta.report.annotations import annotations, code_quality
 from pytest_aorta.report.data import Report, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, Findings, findings, markdown
 from pytest_aorta.result.provenance import code_version
@@ -61,7 +61,7 @@ def write_session_reports(
     if launched and (step_summary := os.environ.get(STEP_SUMMARY)):
         lines += _append_step_summary(markdown(found), Path(step_summary))
     reports: tuple[tuple[Path | None, Callable[[Path], str]], ...] = (
-        (options.markdown, lambda file: _write_markdown(found, file)),
+        (options.markdown, lambda file: _write_markdown(found, code_quality(shown, options.rootdir), file)),
         (options.report, lambda file: _write_page(session_report(records, title=_TITLE, lost=lost), file)),
     )
     for file, write in reports:
@@ -97,11 +97,13 @@ def _append_step_summary(text: str, file: Path) -> list[str]:
     return []
 
 
-def _write_markdown(found: Findings, file: Path) -> str:
-    """Write the Markdown, and the same findings as data; return a line on the file."""
+def _write_markdown(found: Findings, quality: list[dict[str, object]] | None, file: Path) -> str:
+    """Write the Markdown, the same findings as data and, in a job of GitLab, where they are; return a line on it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, markdown(found, max_bytes=MAX_COMMENT_BYTES))
     write_text(file.with_suffix(FINDINGS_SUFFIX), f"{to_json(found)}\n")
+    if quality is not None:
+        write_text(file.with_suffix(CODE_QUALITY_SUFFIX), f"{to_json(quality)}\n")
     return f"markdown: {file}"
 
 

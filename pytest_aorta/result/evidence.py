@@ -9,8 +9,6 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import field
-
 from pytest_aorta.common.files import UnreadableFile, open_regular
 from pytest_aorta.common.model import Count, Model, read_model
 from pytest_aorta.common.text import is_harness, without_harness
@@ -64,7 +62,7 @@ class _AgentReport(Model, frozen=True, forbid_unknown_fields=False):
     """Observations of the torchrun agent; ``running`` are the ranks that ran on when it found a failure."""
 
     failures: list[_AgentFailure]
-    running: list[Count] = field(default_factory=list)
+    running: list[Count] = []
 
 
 class EnteredCollective(Model, frozen=True, forbid_unknown_fields=False):

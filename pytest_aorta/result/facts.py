@@ -10,7 +10,6 @@ from statistics import NormalDist, mean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import field
 from numpy.typing import NDArray
 
 from pytest_aorta.common.model import (
@@ -165,8 +164,8 @@ class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
     graph_problem: str = ""
     optimizers: str = ""
     apart: bool = False
-    replicas: list[Parted] = field(default_factory=list)
-    system: dict[Name, Fact] = field(default_factory=dict)
+    replicas: list[Parted] = []
+    system: dict[Name, Fact] = {}
 
 
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -215,26 +214,26 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     step_time_ms: dict[str, Milliseconds]
     metrics: dict[Name, Finite]
     weight_hashes: dict[Step, WeightHash]
-    buffer_hashes: dict[Step, WeightHash] = field(default_factory=dict)
+    buffer_hashes: dict[Step, WeightHash] = {}
     final_loss: Finite | None
     environment: dict[str, Fact]
     rank_lag_ms: list[Finite]
-    late_ms: list[Finite] = field(default_factory=list)
-    memory_bytes: list[Positive] = field(default_factory=list)
-    memory_growth_bytes: list[Finite] = field(default_factory=list)
-    resident_bytes: list[Positive] = field(default_factory=list)
-    resident_growth_bytes: list[Finite] = field(default_factory=list)
+    late_ms: list[Finite] = []
+    memory_bytes: list[Positive] = []
+    memory_growth_bytes: list[Finite] = []
+    resident_bytes: list[Positive] = []
+    resident_growth_bytes: list[Finite] = []
     cpu_wait: NotNegative | None = None
-    gc_ms: list[Milliseconds] = field(default_factory=list)
-    exposed_ms: dict[str, Milliseconds] = field(default_factory=dict)
-    breakdown_ms: dict[str, Milliseconds] = field(default_factory=dict)
+    gc_ms: list[Milliseconds] = []
+    exposed_ms: dict[str, Milliseconds] = {}
+    breakdown_ms: dict[str, Milliseconds] = {}
     sm_clock_mhz: float | None = None
     profiler: str = ""
-    kernels: Kernels = field(default_factory=dict)
-    collectives: dict[str, CollectiveFacts] = field(default_factory=dict)
-    costs: list[CostsOfRanks] = field(default_factory=list)
-    schedules: list[ScheduleOfRanks] = field(default_factory=list)
-    series: list[SeriesFacts] = field(default_factory=list)
+    kernels: Kernels = {}
+    collectives: dict[str, CollectiveFacts] = {}
+    costs: list[CostsOfRanks] = []
+    schedules: list[ScheduleOfRanks] = []
+    series: list[SeriesFacts] = []
 
     def __post_init__(self) -> None:
         """Refuse what the types allow: values of other ranks, and step times without one."""

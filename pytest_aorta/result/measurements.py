@@ -142,22 +142,22 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     step_times_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
     elapsed_sec: NotNegative
     main_work_started: bool = True
-    failures: list[FailureDetail] = field(default_factory=list)
-    metrics: dict[Name, Finite] = field(default_factory=dict)
-    weight_hashes: dict[Step, WeightHash] = field(default_factory=dict)
-    loss: list[Finite] = field(default_factory=list)
-    grad_norm: list[NotNegative] = field(default_factory=list)
-    environment: dict[str, Fact] = field(default_factory=dict)
-    collective_ms: list[Milliseconds] = field(default_factory=list)
-    memory_bytes: list[Count] = field(default_factory=list)
-    resident_bytes: list[Count] = field(default_factory=list)
+    failures: list[FailureDetail] = []
+    metrics: dict[Name, Finite] = {}
+    weight_hashes: dict[Step, WeightHash] = {}
+    loss: list[Finite] = []
+    grad_norm: list[NotNegative] = []
+    environment: dict[str, Fact] = {}
+    collective_ms: list[Milliseconds] = []
+    memory_bytes: list[Count] = []
+    resident_bytes: list[Count] = []
     cpu_wait: NotNegative | None = None
     gc_ms: Milliseconds = 0.0
-    outside: dict[Name, NotNegative] = field(default_factory=dict)
-    tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
+    outside: dict[Name, NotNegative] = {}
+    tensor_hashes: dict[str, TensorHashes] = {}
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None
-    series: list[Series] = field(default_factory=list)
+    series: list[Series] = []
 
     def with_profile(self, profile: Profile) -> RankResult:
         """Return the result with profiled steps and their metrics."""
@@ -251,7 +251,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     workload: Text
     config: dict[str, Any]
     world_size: Positive
-    simulated: list[Count] = field(default_factory=list)
+    simulated: list[Count] = []
     device: DeviceKind
     backend: Backend
     platform: Platform
@@ -261,8 +261,8 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     host: str
     provenance: Provenance
     platform_facts: PlatformFacts | None = None
-    system: dict[Name, Fact] = field(default_factory=dict)
-    collective_ms: list[list[Milliseconds]] = field(default_factory=list)
+    system: dict[Name, Fact] = {}
+    collective_ms: list[list[Milliseconds]] = []
     ranks: Annotated[list[RankResult], Meta(min_length=1)]
 
     passed = _OfRanks(lambda ranks: all(rank.passed for rank in ranks))

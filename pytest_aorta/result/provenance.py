@@ -10,8 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from msgspec import field
-
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Block, Commit, Model, UtcTime
 from pytest_aorta.common.text import brief
@@ -51,7 +49,7 @@ class Provenance(Model, frozen=True):
     commit: Commit | None = None
     branch: str | None = None
     dirty: bool | None = None
-    command: list[str] = field(default_factory=list)
+    command: list[str] = []
     side: str = ""
 
     def __post_init__(self) -> None:

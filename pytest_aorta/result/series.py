@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeVar
 
-from msgspec import field
-
 from pytest_aorta.common.model import (
     Count,
     Finite,
@@ -61,7 +59,7 @@ class Setting(Model, frozen=True, omit_defaults=True):
 
     name: Text
     group: str = ""
-    values: dict[Step, str | Finite] = field(default_factory=dict)
+    values: dict[Step, str | Finite] = {}
 
     def at(self, step: int) -> str:
         """Return the value in a step as text: that of the last change until then."""
@@ -82,11 +80,11 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
         problem: why a tensor has no hash; empty if all have.
     """
 
-    names: list[str] = field(default_factory=list)
-    shapes: list[list[Count]] = field(default_factory=list)
-    layouts: list[str] = field(default_factory=list)
-    tensors: dict[Step, list[TensorHash]] = field(default_factory=dict)
-    hashes: dict[Step, WeightHash] = field(default_factory=dict)
+    names: list[str] = []
+    shapes: list[list[Count]] = []
+    layouts: list[str] = []
+    tensors: dict[Step, list[TensorHash]] = {}
+    hashes: dict[Step, WeightHash] = {}
     problem: str = ""
 
     def followed_by(self, later: LocalWeights, done: int, first: int) -> LocalWeights:
@@ -120,9 +118,9 @@ class HashedParts(Model, frozen=True, omit_defaults=True):
         names: the tensors; of a baseline, its first launch alone has them.
     """
 
-    weights: dict[Step, list[str]] = field(default_factory=dict)
-    parameters: dict[Step, str] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
+    weights: dict[Step, list[str]] = {}
+    parameters: dict[Step, str] = {}
+    names: list[str] = []
 
 
 class Series(Model, frozen=True, omit_defaults=True):
@@ -157,18 +155,18 @@ class Series(Model, frozen=True, omit_defaults=True):
     model: str = ""
     is_main: bool = False
     collectives: NotNegative | None = None
-    step_times_ms: list[Milliseconds] = field(default_factory=list)
-    loss: dict[Step, Finite] = field(default_factory=dict)
-    grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
+    step_times_ms: list[Milliseconds] = []
+    loss: dict[Step, Finite] = {}
+    grad_norm: dict[Step, NotNegative] = {}
     weights: LocalWeights = LocalWeights()
     buffers: LocalWeights = LocalWeights()
     state: LocalWeights = LocalWeights()
     averages: LocalWeights = LocalWeights()
-    gradients: dict[Step, WeightHash] = field(default_factory=dict)
-    turns: list[Positive] = field(default_factory=list)
-    settings: list[Setting] = field(default_factory=list)
-    samples: dict[Step, list[Text]] = field(default_factory=dict)
-    saved: list[Count] = field(default_factory=list)
+    gradients: dict[Step, WeightHash] = {}
+    turns: list[Positive] = []
+    settings: list[Setting] = []
+    samples: dict[Step, list[Text]] = {}
+    saved: list[Count] = []
 
     @property
     def name(self) -> str:
@@ -240,17 +238,17 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     is_main: bool = False
     collectives: NotNegative | None = None
     p50_ms: Milliseconds | None = None
-    loss: list[dict[Step, Finite]] = field(default_factory=list)
-    grad_norm: list[dict[Step, NotNegative]] = field(default_factory=list)
-    gradients: dict[Step, list[str]] = field(default_factory=dict)
+    loss: list[dict[Step, Finite]] = []
+    grad_norm: list[dict[Step, NotNegative]] = []
+    gradients: dict[Step, list[str]] = {}
     buffers: HashedParts = HashedParts()
     state: HashedParts = HashedParts()
     averages: HashedParts = HashedParts()
-    turns: list[Positive] = field(default_factory=list)
-    rank_steps: list[Positive] = field(default_factory=list)
-    settings: list[list[Setting]] = field(default_factory=list)
-    batches: dict[Step, list[str]] = field(default_factory=dict)
-    samples: dict[Step, str] = field(default_factory=dict)
+    turns: list[Positive] = []
+    rank_steps: list[Positive] = []
+    settings: list[list[Setting]] = []
+    batches: dict[Step, list[str]] = {}
+    samples: dict[Step, str] = {}
 
     @property
     def steps(self) -> str:

@@ -28,6 +28,7 @@ from pytest_aorta.session.world import DistributedWorld, check_result
 from pytest_aorta.verdict.arrangements import Arrangement
 from pytest_aorta.verdict.bitwise import RESTART_METRICS, STEP_METRICS, from_first_step, joined, split
 from pytest_aorta.verdict.metrics import METRICS, check_compared
+from pytest_aorta.verdict.restarts import STEPS
 from pytest_aorta.verdict.verdicts import Verdicts
 
 # Config keys of checkpoints, and of a learning rate that may depend on the length of the run.
@@ -151,7 +152,8 @@ class WorkloadRunner(DistributedWorld):
         settings, buffers, and state of optimizers and averaged models too. The failure names what differs first.
 
         A workload saves a checkpoint at the end of each launch. A script saves and loads by its own means: it is ended
-        when the step that follows ``after`` has its gradients, and has to have saved before. Each of both runs has a
+        when the step that follows ``after`` has its gradients, and has to have saved before; with ``{steps}`` in its
+        arguments, it ends by itself, after as many steps in total as this is replaced by. Each of both runs has a
         copy of pytest's root folder, in which a restart finds what the launches before it have written.
 
         Args:
@@ -159,7 +161,8 @@ class WorkloadRunner(DistributedWorld):
             args: Arguments of the script that trains all steps.
             resume_args: Arguments of the script that goes on after a restart.
             after: The step after which training is restarted; of a script, 2 or more.
-            steps: Training steps of a workload in total; a script makes those that its arguments say.
+            steps: Training steps of a workload in total, or of a script with ``{steps}`` in its arguments; other
+                scripts make those that their arguments say.
             restarts: Number of restarts.
             into: Config keys that differ after the restart, such as another layout that has equal bits.
             ranks: Number of ranks before and after the restart, the first ones of the test's world; all by default.
@@ -176,10 +179,12 @@ class WorkloadRunner(DistributedWorld):
         """
         case, is_script = self._case("compare_restart", label, steps), not isinstance(target, Mapping)
         known, least = (RESTART_METRICS, 2) if is_script else (STEP_METRICS, 1)
-        if restarts < 1 or after < least or (steps is None) is not is_script or restarts * after >= (steps or math.inf):
+        is_counted = not is_script or any(STEPS in word for word in (*args, *resume_args))
+        if restarts < 1 or after < least or (steps is None) is is_counted or restarts * after >= (steps or math.inf):
             raise SpecError(
                 f"compare_restart: after is {after!r}, restarts is {restarts!r}, steps is {steps!r}; allowed are "
-                f"restarts every {least} or more steps, before the last step; a workload needs steps, and a script none"
+                f"restarts every {least} or more steps, before the last step; a workload needs steps, as does a script "
+                f"with {STEPS} in its arguments, and no other script"
             )
         if (args or resume_args or settings) if not is_script else into:
             raise SpecError("compare_restart: args, resume_args, record and fresh are for scripts, into for workloads")
@@ -191,11 +196,11 @@ class WorkloadRunner(DistributedWorld):
             assert steps is not None
             straight, parts = self._restarted_workload(worlds, target, into or {}, steps, after, restarts)
         else:
-            straight, parts = restarted_script(worlds, target, (args, resume_args), settings, after, restarts)
+            straight, parts = restarted_script(worlds, target, (args, resume_args), settings, after, restarts, steps)
         running = RunningComparison(self.launcher, case, reduce(joined, parts), straight)
         running.locates, running.stops = False, [after * number for number in range(1, restarts + 1)]
         by_step = chosen or [name for name in known if not is_script or known[name].bits(straight)]
-        return running.conclude(running.judge_steps(steps, by_step))
+        return running.conclude(running.judge_steps(None if is_script else steps, by_step))
 
     def _restarted_workload(
         self,
@@ -229,7 +234,7 @@ class WorkloadRunner(DistributedWorld):
         accumulate_arg: str | None = None,
         others: Sequence[Any] = (),
         environment: Mapping[str, str] | None = None,
-        fresh: tuple[str, ...] | list[str] | None = None,
+        fresh: tuple[str, ...] | list[str] | None = (),
         label: str = "arrangements",
     ) -> list[Verdicts]:
         """Train the first step on the same samples in other arrangements; fail the test if gradients differ.
@@ -250,7 +255,8 @@ class WorkloadRunner(DistributedWorld):
                 by default ``gradient_accumulation``.
             others: Further arrangements on all ranks with the same samples: lists of arguments that are added, or
                 mappings of config keys, such as ``{"tensor_parallel_degree": 2, "batch_size": 8}``.
-            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`.
+            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`; by default, launches run in
+                copies of pytest's root folder, so that none finds what another one has written.
             label: As in :meth:`compare`.
 
         Raises:

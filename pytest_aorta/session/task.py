@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import msgspec
-from msgspec import field
 
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.model import Model
@@ -26,7 +25,7 @@ class Task(Model, frozen=True):
 
     findings: str
     search: SearchRequest | None = None
-    tolerances: dict[str, str] = field(default_factory=dict)
+    tolerances: dict[str, str] = {}
     log_fd: int = 2
 
 

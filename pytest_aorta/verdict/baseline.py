@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.files import locked, raised_as, read_json, slug, write_text
@@ -68,9 +68,9 @@ class Baseline(Model, frozen=True):
     workload: Text
     config: dict[str, Any]
     launches: Annotated[tuple[StoredLaunch, ...], Meta(min_length=1, max_length=MAX_LAUNCHES)]
-    forced: dict[RevisionText, Text] = field(default_factory=dict)
-    left_out: dict[Text, Text] = field(default_factory=dict)
-    measured: dict[Text, Positive] = field(default_factory=dict)
+    forced: dict[RevisionText, Text] = {}
+    left_out: dict[Text, Text] = {}
+    measured: dict[Text, Positive] = {}
     schema_version: Literal[6] = 6
 
     def of_launches(self, launches: Iterable[LaunchFacts]) -> Baseline:

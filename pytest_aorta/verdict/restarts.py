@@ -26,6 +26,9 @@ from pytest_aorta.result.series import (
 from pytest_aorta.verdict.bitwise import Difference
 from pytest_aorta.verdict.edits import name_of
 
+# In a script's arguments, the step that a part of a restarted run ends with.
+STEPS = "{steps}"
+AT_END = f"a script that saves only at its end needs {STEPS} in its arguments, and steps=N"
 # What is loaded -> its name in a sentence, and what to look at.
 _LOADED = {
     PARAMETERS: ("weights", "whether each rank saves and loads the model's state, and from the last checkpoint"),
@@ -160,4 +163,7 @@ def _like(values: Mapping[str, object], others: Mapping[str, object], step: int)
     """Return in which other step, the closest before if any, the run straight on has the value of a step."""
     steps = [int(at) for at, other in others.items() if other == values[str(step)]]
     closest = sorted(steps, key=lambda at: (at > step, abs(at - step)))[:1]
-    return "".join(f", as in step {at} of the run straight on" for at in closest)
+    return "".join(
+        f", as in step {at} of the run straight on" if at else f", as before step 1: nothing was loaded; {AT_END}"
+        for at in closest
+    )

@@ -383,15 +383,16 @@ class Observer:
             self.device = own_device()
         self.optimizers.add(optimizer)
         self._watch_gradients()
+        inside = roots() if len(self._all) < MOST_SEARCHED else None
         named, gradients = self.optimizers.named, self._gradients.get(optimizer)
+        own = named(optimizer, inside=inside)
         if self._is_simulated:
-            note_padded(named(optimizer))
+            note_padded(own)
         found = Optimized(optimizer, named, self.device, self.record, gradients, self._prepared, self._random)
         self._all.append(found)
         self._by_id[id(optimizer)] = found
-        if len(self._all) <= MOST_SEARCHED:
-            inside = roots()
-            found.belongs_to(inside, named(optimizer, inside=inside), hash_buffers=self.record.hash_weights)
+        if inside is not None:
+            found.belongs_to(inside, own, hash_buffers=self.record.hash_weights)
         found.look()
         return found
 
@@ -445,10 +446,10 @@ class Observer:
         result = recorded.timed(main.timer, self._began_s, self._costs())
         # The first step of an optimizer may have raised.
         stepped = [one for one in self._all if one.num_steps]
-        # Values that the script itself records after each step are those of all steps.
+        # Values that the script itself records after each step are those of all steps; it may be ended within one.
         loss, grad_norm = (
             [values[step - 1] for step in main.timed] if len(values) == main.num_steps else values
-            for values in (result.loss, result.grad_norm)
+            for values in ((result.loss, result.grad_norm) if not self.record.hash_state else ([], []))
         )
         saved = {"checkpoint_ms": median(self._saved.values())} if self._saved else {}
         return result.replace(

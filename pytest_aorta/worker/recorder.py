@@ -148,12 +148,12 @@ class Recording:
         return self.steps.start()
 
     def leave_steps_to_script(self) -> None:
-        """End the observation, since the script records its steps itself.
+        """End the observation, since the script records its steps itself; a restart is compared by the observation.
 
         Raises:
             RuntimeError: Steps of an optimizer were recorded by :func:`record_optimizer_steps`.
         """
-        if not isinstance(self.steps, Observer):
+        if not isinstance(self.steps, Observer) or self.steps.record.hash_state:
             return
         if self.steps.is_asked and self.steps.num_steps:
             raise RuntimeError(
@@ -333,8 +333,8 @@ class Recorder:
         self._values.failures.append(detail)
 
 
-recording = Recording()
-recorder = Recorder(recording)
+recording: Recording = Recording()
+recorder: Recorder = Recorder(recording)
 
 
 def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> None:

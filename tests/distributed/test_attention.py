@@ -18,12 +18,15 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "layout",
     [
+        "plain",
+        "bfloat16",
+        "tp",
         "cp",
-        *(pytest.param(name, marks=pytest.mark.extended) for name in ("plain", "bfloat16", "tp")),
-        pytest.param("replicas", marks=[pytest.mark.extended, FOUR_RANKS]),
+        pytest.param("replicas", marks=FOUR_RANKS),
     ],
 )
 def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):

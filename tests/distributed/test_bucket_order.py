@@ -7,7 +7,7 @@ import pytest
 from pytest_aorta import ComparisonFailed
 
 # The order of two addends does not matter, so the world has more ranks.
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=3, device="cpu", warm=True)]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=3, device="cpu", warm=True), pytest.mark.extended]
 
 # Every dimension is a multiple of the world size, and a norm's shard has 64 bytes, so a changed order shifts the
 # parameters that follow.
@@ -38,7 +38,6 @@ def test_buckets_in_registration_order_have_the_bits_of_fsdp2(workload):
     workload.compare(traced, train(workload, "llama_fsdp2"), steps=STEPS)
 
 
-@pytest.mark.extended
 def test_buckets_in_the_order_of_the_graph_have_other_bits_than_fsdp2(workload):
     traced, eager = train(workload, "llama_simple_fsdp", bucket_order="graph"), train(workload, "llama_fsdp2")
     with pytest.raises(ComparisonFailed) as regression:

@@ -2,7 +2,12 @@
 
 import pytest
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.world(size=2, device="cpu", warm=True),
+    pytest.mark.launch_timeout(180),
+    pytest.mark.extended,
+]
 
 TRAINING = {"size": "debug", "n_layers": 1, "n_kv_heads": 4, "param_dtype": "bfloat16", "loss_chunks": 3}
 LAYOUTS = {
@@ -21,16 +26,13 @@ LAYOUTS = {
 EAGER = {"workload": "llama_fsdp2", "reduce_every_micro_batch": True}
 
 
-@pytest.mark.parametrize(
-    "layout", ["tp", *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name != "tp")]
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
     training = TRAINING | LAYOUTS[layout]
     traced = {"workload": "llama_simple_fsdp"} | ({"bucketing": "transformer_block"} if layout == "plain" else {})
     workload.compare(traced | training, EAGER | training, steps=5)
 
 
-@pytest.mark.extended
 def test_chunks_train_as_whole_logits(workload):
     training = TRAINING | {"steps": 5, "warmup": 0, "hash_every": 1, "param_dtype": "float32"}
     whole = workload.run("llama_fsdp2", **training | {"loss_chunks": 0})

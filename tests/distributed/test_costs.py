@@ -188,12 +188,11 @@ def test_1024_simulated_ranks_show_all_faults_of_one_rank(workload, tmp_path):
     check_faults(workload, tmp_path, [row for row in FAULTS if row[0] not in {"rank 1", *OFTEN}])
 
 
-@pytest.mark.parametrize(
-    ("size", "config"), [(2, {}), pytest.param(1024, WIDE, marks=[SIMULATED, pytest.mark.extended])]
-)
-def test_lost_bucketing_of_simple_fsdp_is_caught_in_one_launch(workload, size, config):
-    config = SIMPLE_FSDP | config
+@SIMULATED
+@pytest.mark.extended
+def test_lost_bucketing_of_simple_fsdp_is_caught_in_one_launch(workload):
+    config = SIMPLE_FSDP | WIDE
     reference = workload.run("llama_simple_fsdp", **config)
     row = judged(workload.run("llama_simple_fsdp", **config, bucketing="none"), reference, "collectives")
     assert row.outcome is Outcome.REGRESSION
-    assert row.detail.startswith(f"all_gather over {size} ranks, float32 ")
+    assert row.detail.startswith("all_gather over 1024 ranks, float32 ")

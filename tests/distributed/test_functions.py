@@ -1,7 +1,12 @@
 """Functions of a test file that each rank calls: values, errors by rank, and the state in which ranks start."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+PAGE = (Path(__file__).parents[2] / "docs/functions.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
 BODIES = """
 import os, random, time
 import pytest, torch
@@ -99,6 +104,10 @@ def test_functions_return_values_or_fail_with_the_rank_and_its_error(bodies):
     result.stdout.fnmatch_lines(SHOWN)
 
 
+def test_example_of_the_page_runs(inner):
+    inner(EXAMPLE, "--aorta-gpus=0").assert_outcomes(passed=2)
+
+
 @pytest.mark.extended
 def test_functions_are_found_where_the_path_lacks_the_folder_of_their_package(bodies):
     result = bodies.runpytest_subprocess("--import-mode=importlib", "-k", "values")
@@ -106,22 +115,21 @@ def test_functions_are_found_where_the_path_lacks_the_folder_of_their_package(bo
     result.stdout.fnmatch_lines("aorta: 1 test OK, 1 launch in *")
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ("run_function(lambda: 1)", "test_one.<locals>.<lambda> is not found by this name in its module*"),
-        ("run_function(print)", "print is not found by this name in its module*"),
-        (
-            "run_function(body, {'a': [1, {2}]})",
-            "body: args[[]0][[]'a'][[]1] is {2}, of type set; allowed are texts, *",
-        ),
-        ("run_function(body, size=3)", "size is 3, allowed is 1 to 2, *"),
-        ("run_function(body, timeout_s=0)", "timeout_s is 0, allowed are seconds above 0"),
-    ],
-)
-def test_call_that_ranks_could_not_make_starts_nothing(inner, call, message):
-    result = inner(
-        f"def body(): pass\ndef test_one(distributed_world):\n    distributed_world.{call}\n", "--aorta-gpus=0"
+REFUSED = {
+    "lambda: 1": "test_0.<locals>.<lambda> is not found by this name in its module*",
+    "print": "print is not found by this name in its module*",
+    "body, {'a': [1, {2}]}": "body: args[[]0][[]'a'][[]1] is {2}, of type set; allowed are texts, *",
+    "body, size=3": "size is 3, allowed is 1 to 2, *",
+    "body, timeout_s=0": "timeout_s is 0, allowed are seconds above 0",
+}
+
+
+def test_call_that_ranks_could_not_make_starts_nothing(inner):
+    tests = (
+        f"def test_{number}(distributed_world):\n    distributed_world.run_function({call})\n"
+        for number, call in enumerate(REFUSED)
     )
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"E *SpecError: run_function: {message}", "aorta: no test launched*"])
+    result = inner("\n".join(["def body(): pass", *tests]), "--aorta-gpus=0")
+    result.assert_outcomes(failed=len(REFUSED))
+    shown = [f"E *SpecError: run_function: {message}" for message in REFUSED.values()]
+    result.stdout.fnmatch_lines([*shown, "aorta: no test launched*"])

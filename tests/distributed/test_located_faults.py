@@ -30,6 +30,7 @@ LOST_GRADIENT = [
 ]
 
 
+@pytest.mark.extended
 def test_fault_is_located_from_the_hashes_of_both_launches(workload):
     plain = workload.run("llama_fsdp2", **HASHED)
     faulty = workload.run("llama_simple_fsdp", fault={"kind": "drop_gradient", "step": 2, "rank": 1}, **HASHED)
@@ -54,86 +55,88 @@ def test_state_that_differed_before_is_named_and_not_the_last_step(workload):
     assert "so the weights were changed" not in str(regression.value)
 
 
-@pytest.mark.extended
+LOCATED = [
+    (
+        "llama_fsdp2",
+        {"kind": "operator_output", "operator": "aten.mm.default", "call": 9},
+        ["grad_norm", "weight_hash"],
+        [
+            "step 2, gradients: 1 of 12 gradients differ, first output.weight [256, 64]",
+            "step 2, operators: first aten.mm.default in backward of output (",
+            "models/common/chunked_loss.py:",
+            ") on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)",
+        ],
+    ),
+    (
+        "llama_fsdp2",
+        {"kind": "weight_ulp"},
+        ["weight_hash"],
+        [
+            "step 2, weights: 1 of 12 parameters differ, first tok_",
+            *WEIGHTS_ALONE,
+            "operators: first aten.add_.Tensor after the optimizer (",
+            "faults.py:",
+            ") on rank 1: ",
+        ],
+    ),
+    (
+        "ranking",
+        {"kind": "operator_output", "operator": "aten.native_layer_norm.default", "call": 1},
+        ALL,
+        [
+            "operators: first aten.native_layer_norm.default in forward of ",
+            ") on rank 1: the same inputs gave another output 1 of 3",
+        ],
+    ),
+    (
+        "ddp_overlap",
+        {"kind": "operator_input", "operator": "c10d.allreduce_.default", "call": 1},
+        ["grad_norm", "weight_hash"],
+        ["operators: first c10d.allreduce_.default over ranks 0, 1 in backward", " on rank 1: its input 1 of 1"],
+    ),
+    (
+        "llama_simple_fsdp",
+        {"kind": "operator_output", "operator": "aten.silu.default", "call": 1},
+        ALL,
+        [
+            "aten.silu.default in forward of layers.0.feed_forward (",
+            "on rank 1: the same inputs gave another output",
+        ],
+    ),
+    (
+        "llama_fsdp2",
+        {"kind": "batch_integer"},
+        ALL,
+        [
+            "operators: first aten.embedding.default in forward of tok_embeddings (",
+            "on rank 1: its input 2 of 2, torch.int64(2, 32), is not in the reference, and no captured operator",
+            "before wrote it: this rank was given another batch, or",
+        ],
+    ),
+    (
+        "llama_fsdp2",
+        {"kind": "operator_input", "operator": "c10d._reduce_scatter_base_.default", "call": 1},
+        ["grad_norm", "weight_hash"],
+        [
+            "c10d._reduce_scatter_base_.default over ranks 0, 1 in backward",
+            "is not in the reference, and no captured operator before wrote it; kernels that inductor",
+        ],
+    ),
+    (
+        "llama_fsdp2",
+        {"kind": "operator_output", "operator": "aten._fused_adamw_.default", "call": 1},
+        ["weight_hash"],
+        [
+            "aten._fused_adamw_.default in optimizer (",
+            "on rank 1: the same inputs gave another tok_embeddings.weight",
+        ],
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "flip", "metrics", "expected"),
-    [
-        (
-            "llama_fsdp2",
-            {"kind": "operator_output", "operator": "aten.mm.default", "call": 9},
-            ["grad_norm", "weight_hash"],
-            [
-                "step 2, gradients: 1 of 12 gradients differ, first output.weight [256, 64]",
-                "step 2, operators: first aten.mm.default in backward of output (",
-                "models/common/chunked_loss.py:",
-                ") on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)",
-            ],
-        ),
-        (
-            "llama_fsdp2",
-            {"kind": "weight_ulp"},
-            ["weight_hash"],
-            [
-                "step 2, weights: 1 of 12 parameters differ, first tok_",
-                *WEIGHTS_ALONE,
-                "operators: first aten.add_.Tensor after the optimizer (",
-                "faults.py:",
-                ") on rank 1: ",
-            ],
-        ),
-        (
-            "ranking",
-            {"kind": "operator_output", "operator": "aten.native_layer_norm.default", "call": 1},
-            ALL,
-            [
-                "operators: first aten.native_layer_norm.default in forward of ",
-                ") on rank 1: the same inputs gave another output 1 of 3",
-            ],
-        ),
-        (
-            "ddp_overlap",
-            {"kind": "operator_input", "operator": "c10d.allreduce_.default", "call": 1},
-            ["grad_norm", "weight_hash"],
-            ["operators: first c10d.allreduce_.default over ranks 0, 1 in backward", " on rank 1: its input 1 of 1"],
-        ),
-        (
-            "llama_simple_fsdp",
-            {"kind": "operator_output", "operator": "aten.silu.default", "call": 1},
-            ALL,
-            [
-                "aten.silu.default in forward of layers.0.feed_forward (",
-                "on rank 1: the same inputs gave another output",
-            ],
-        ),
-        (
-            "llama_fsdp2",
-            {"kind": "batch_integer"},
-            ALL,
-            [
-                "operators: first aten.embedding.default in forward of tok_embeddings (",
-                "on rank 1: its input 2 of 2, torch.int64(2, 32), is not in the reference, and no captured operator",
-                "before wrote it: this rank was given another batch, or",
-            ],
-        ),
-        (
-            "llama_fsdp2",
-            {"kind": "operator_input", "operator": "c10d._reduce_scatter_base_.default", "call": 1},
-            ["grad_norm", "weight_hash"],
-            [
-                "c10d._reduce_scatter_base_.default over ranks 0, 1 in backward",
-                "is not in the reference, and no captured operator before wrote it; kernels that inductor",
-            ],
-        ),
-        (
-            "llama_fsdp2",
-            {"kind": "operator_output", "operator": "aten._fused_adamw_.default", "call": 1},
-            ["weight_hash"],
-            [
-                "aten._fused_adamw_.default in optimizer (",
-                "on rank 1: the same inputs gave another tok_embeddings.weight",
-            ],
-        ),
-    ],
+    [LOCATED[0], *(pytest.param(*case, marks=pytest.mark.extended) for case in LOCATED[1:])],
 )
 def test_fault_is_located_at_its_operator_or_in_its_batch(workload, name, flip, metrics, expected):
     plain = {"workload": name} | (TRAINING if name.startswith("llama") else {"n_layers": 1})

@@ -34,7 +34,7 @@ def test_each_rank_of_a_command_is_measured_as_under_torchrun(distributed_world,
 @pytest.mark.parametrize(
     ("start", "fault", "said", "rank"),
     [
-        ("spawn", "raise", "rank 1 failed first: ValueError: planted in step 20", 1),
+        ("fork", "raise", "rank 1 failed first: ValueError: planted in step 20", 1),
         pytest.param("spawn", "kill", "rank 1 failed first: signal SIGKILL", 1, marks=pytest.mark.extended),
         pytest.param("first is a rank", "kill", "rank 1 failed first: signal SIGKILL", 1, marks=pytest.mark.extended),
         pytest.param("spawn", "teardown", "rank 1 failed first: exit code 5", 1, marks=pytest.mark.extended),

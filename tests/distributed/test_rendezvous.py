@@ -88,9 +88,13 @@ dist.barrier()
 
 
 @pytest.mark.parametrize(
-    "launcher", [pytest.param(warm, marks=pytest.mark.world(size=2, device="cpu", warm=warm)) for warm in (True, False)]
+    "marks",
+    [
+        pytest.param((), marks=pytest.mark.world(size=2, device="cpu", warm=True), id="warm"),
+        pytest.param((), marks=[pytest.mark.world(size=2, device="cpu", warm=False), pytest.mark.extended], id="cold"),
+    ],
 )
-def test_ranks_meet_where_no_other_user_can_join(distributed_world, tmp_path, launcher):
+def test_ranks_meet_where_no_other_user_can_join(distributed_world, tmp_path, marks):
     script = tmp_path / "meets.py"
     script.write_text(MEETS, encoding="utf-8")
     distributed_world.run_script(str(script))

@@ -52,6 +52,7 @@ def test_restart_as_on_its_page_passes(pytester, inner, on_cpu):
     ("fault", "said"),
     [
         ("correct loop", "note: restarted after steps 3 and 6, the script computed the same as straight on"),
+        ("step counter off by one", "number of steps: 15 when restarted, 4 steps more than straight on"),
         ("momentum not restored", "computed something else: restart 1 of 2: optimizer state: step 4 begins with none"),
     ],
 )
@@ -101,7 +102,7 @@ if begin:  # whether an optimizer outlives the script depends on the collector
     del optimizer
 dist.destroy_process_group()
 """
-INNER = """
+INNER = r"""
 import pytest
 from pathlib import Path
 
@@ -119,10 +120,40 @@ def test_passes(workload):
 def test_not_saved(workload):
     workload.compare_restart("train.py", ["7"], ["7"], after=3)
 
+def test_steps_of_the_recorder_are_restarted(workload):
+    source = Path("train.py").read_text()
+    source = source.replace("import os", "import os; from pytest_aorta.worker import recorder")
+    bracket = "    with recorder.step():\n        optimizer.step()\n    recorder.loss(1.0)"
+    source = source.replace("    optimizer.step()", bracket)
+    Path("recorded.py").write_text(source)
+    workload.compare_restart("recorded.py", ["6"], ["6"], after=2, restarts=2, fresh=["snapshot.pt"])
+
+def saving_at_the_end():
+    source = Path("train.py").read_text().replace("if step % 2 and", "if step + 1 == int(sys.argv[1]) and")
+    Path("at_end.py").write_text(source)
+    return "at_end.py"
+
+def test_script_that_saves_at_its_end_is_restarted(workload):
+    script = saving_at_the_end()
+    workload.compare_restart(script, ["{steps}"], ["{steps}"], after=2, restarts=2, steps=7, fresh=["snapshot.pt"])
+
+def test_script_that_saves_at_its_end_without_steps(workload):
+    with pytest.raises(Exception, match=r"as before step 1: nothing was loaded; .* needs {steps} in its arguments"):
+        workload.compare_restart(saving_at_the_end(), ["6"], ["6"], after=3, fresh=["snapshot.pt"])
+
+def test_load_of_what_was_not_saved(workload):
+    load = "import sys, torch\nif sys.argv[2:]: torch.load('absent.pt')\n"
+    Path("loading.py").write_text(load + Path(saving_at_the_end()).read_text())
+    with pytest.raises(Exception) as refused:
+        workload.compare_restart("loading.py", ["5"], ["5", "--load"], after=2)
+    (note,) = refused.value.__notes__
+    assert "loading.py had not called torch.save before it was ended after 2 steps; a script that saves only" in note
+
 @pytest.mark.parametrize("target, args, given, said", [
-    ("train.py", ["4"], {"after": 5}, "made 4 steps by its args, where it would be ended after 5"),
+    ("train.py", ["4"], {"after": 5}, "made 4 steps by its args, where a part has 5; give arguments for more steps"),
     ("train.py", ["4"], {"after": 1}, "restarts every 2 or more steps"),
-    ("train.py", ["4"], {"after": 2, "steps": 4}, "a script none"),
+    ("train.py", ["4"], {"after": 2, "steps": 4}, "no other script"),
+    ("train.py", ["{steps}"], {"after": 2}, "steps is None"),
     ("train.py", ["4"], {"after": 2, "into": {}, "restarts": 0}, "restarts is 0"),
     ("train.py", ["4"], {"after": 2, "into": {"lr": 1}}, "into for workloads"),
     ("train.py", ["4"], {"after": 2, "metrics": ["step_time_p50"]}, "step_time_p50"),
@@ -138,8 +169,19 @@ def test_refused(workload, target, args, given, said):
 def test_restart_of_a_script_that_goes_on_by_itself(pytester, inner, on_cpu):
     pytester.makepyfile(train=SNAPSHOT)
     result = inner(INNER)
-    result.assert_outcomes(passed=8, failed=1)
+    result.assert_outcomes(passed=13, failed=1)
     # The last checkpoint before step 4 is that of step 2.
     result.stdout.fnmatch_lines(
         ["*weights: step 4 begins with others on all ranks*as in step 2 of the run straight on*"]
     )
+
+
+@pytest.mark.extended
+def test_init_restarts_a_script_that_saves_at_its_end_by_the_argument_of_its_steps(tmp_path):
+    (folder := tmp_path / "own").mkdir()
+    (folder / "train.py").write_text(SNAPSHOT.replace("if step % 2 and", "if step + 1 == int(sys.argv[1]) and"))
+    words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", "train.py", "--", "9")
+    done = run_python(*words, cwd=folder, env=own_environ(tmp_path / "leases"), timeout=600)
+    assert "restarted after steps 3 and 6, the script computed the same" in done.stdout, done.stdout + done.stderr
+    call = "compare_restart('train.py', ['{steps}'], ['{steps}'], after=3, restarts=2, steps=9, fresh=['snapshot.pt'])"
+    assert call in (folder / "test_train.py").read_text()

@@ -15,7 +15,9 @@ STEPS = 5
     ("given", "bucketings"),
     [
         pytest.param(
-            {"param_dtype": "bfloat16", "n_layers": 1}, ["none", "transformer_block"], id="bfloat16 on 2 ranks"
+            {"param_dtype": "bfloat16", "n_layers": 1, "attention": "flex", "loss_chunks": 3},
+            ["none", "transformer_block"],
+            id="bfloat16 on 2 ranks",
         ),
         pytest.param(
             {"param_dtype": "float32"},

@@ -58,7 +58,7 @@ def test_simulated_ranks_have_the_collectives_bytes_and_operations_of_real_ones(
 
 @pytest.mark.world(size=8, simulated=True, warm=True)
 def test_memory_of_a_traced_model_does_not_contain_its_graphs(workload):
-    wide = STEPS | {"dim": 1024, "ffn_hidden": 4096, "param_dtype": "bfloat16"}
+    wide = STEPS | {"n_layers": 1, "dim": 1024, "ffn_hidden": 4096, "param_dtype": "bfloat16"}
     eager, traced = (
         workload.run(name, **wide).metrics["peak_memory_bytes"] for name in ("llama_fsdp2", "llama_simple_fsdp")
     )

@@ -1,13 +1,12 @@
-"""Pages followed from top to bottom: files are written, commands run, and their output equals the page's.
+"""Pages followed from top to bottom: files are written, commands are run as copied, their output equals the page's.
 
-A file is a fenced block below a line that ends with its name in backticks and a colon. A command is a line with ``$``
-in a ``console`` block; the lines below it are its whole output, with other times and hashes, and with anything in the
-place of ``...``. A ``sh`` block contains commands that are not run, without output.
+A file is a fenced block below a line that ends with its name in backticks and a colon, or a file that is included.
+A command is a line of a ``sh`` block, or one with ``$`` in a ``console`` block; the lines below the latter are its
+whole output, with other times and hashes, and with anything in the place of ``...``.
 """
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.fresh import ROOT, Fresh, Shell
+from tests.integration.ci_runner import Workflow
+from tests.unit.builders import git
 from tests.unit.docs.transcripts import difference
 
-DOCS = Path(__file__).parents[2] / "docs"
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"`([\w./-]+)`:\s*$")
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```(\{?\w*\}?) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"`([\w./-]+)`[^`]*:\s*$")
 FAILED = 1
+COMMENT = "marocchino/sticky-pull-request-comment@v2"
+GITHUB_RUN = {"GITHUB_SERVER_URL": "https://hub.test", "GITHUB_REPOSITORY": "octo/repo", "GITHUB_RUN_ID": "3"}
+GITHUB_RUN |= {"GITHUB_ACTIONS": "true"}
 
 
 @dataclass(frozen=True)
@@ -36,47 +41,114 @@ def blocks(page: Path) -> Iterator[Block]:
     text, end = page.read_text(encoding="utf-8"), 0
     for fence in FENCE.finditer(text):
         named = FILE.search(text[end : fence.start()])
-        yield Block(fence[1], fence[2], named[1] if named else None)
+        is_included = fence[1] == "{literalinclude}"
+        content = (page.parent / fence[2]).read_text(encoding="utf-8") if is_included else fence[3]
+        yield Block(fence[1], content, named[1] if named else None)
         end = fence.end()
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    who = {
-        f"GIT_{role}_{what}": "test@example.invalid" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
-    }
-    beside = str(Path(sys.executable).parent)
-    environment = os.environ | who | {"CUDA_VISIBLE_DEVICES": "", "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"}
-    # Run pytest with this interpreter, which may have no `pytest` script beside it.
-    command = re.sub(r"^pytest\b", f"{sys.executable} -m pytest -p no:cacheprovider", command)
-    return subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+def follow(page: Path, shell: Shell) -> list[str]:
+    """Write the files of a page and run its commands in order; return the blocks that were run."""
+    followed = []
+    for block in blocks(page):
+        if block.language == "console":
+            follow_console(block.text, shell)
+            followed.append(block.text)
+        elif block.language == "sh" and not block.text.startswith("./dev "):
+            done = shell.run(block.text)
+            assert done.returncode == 0, f"{block.text}\n{done.stdout}{done.stderr}"
+            followed.append(block.text)
+        elif block.file:
+            path = shell.folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+    return followed
 
 
-def follow(console: str, folder: Path) -> None:
+def follow_console(console: str, shell: Shell) -> None:
     for part in re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")
-        done = run(command, folder)
+        done = shell.run(command)
         problem = difference(shown, done.stdout)
         assert problem is None, f"$ {command}\n{problem}\n{done.stdout}{done.stderr}"
         is_red = any(line.startswith("E  ") for line in shown.splitlines())
         assert done.returncode == (FAILED if is_red else 0), f"$ {command}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("page", [pytest.param("tutorial.md", marks=pytest.mark.extended), "add-a-workload.md"])
-def test_page_works_as_written(page, tmp_path):
-    followed = 0
-    for block in blocks(DOCS / page):
-        if block.language == "console":
-            follow(block.text, tmp_path)
-            followed += 1
-        elif block.language == "sh":
-            assert all(line.startswith("$ ") for line in block.text.splitlines()), (
-                f"output is not checked:\n{block.text}"
-            )
-        else:
-            assert block.file, f"no file name before:\n{block.text}"
-            path = tmp_path / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
-    assert followed >= 2
+def test_page_on_workloads_works_as_written(tmp_path):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    # The Python of these tests may have no script `pytest` beside it.
+    (programs / "pytest").write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest -p no:cacheprovider "$@"\n')
+    (programs / "pytest").chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    assert len(follow(DOCS / "add-a-workload.md", Shell(tmp_path / "project", environment))) >= 2
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    return Fresh(tmp_path_factory.mktemp("fresh") / "environment")
+
+
+@pytest.fixture
+def project(fresh, tmp_path):
+    """A shell in a repository with the tutorial's script, whose main branch is that of a remote one."""
+    shell = fresh.shell(tmp_path / "project")
+    script = next(block.text for block in blocks(DOCS / "tutorial.md") if block.file == "train.py")
+    (shell.folder / "train.py").write_text(script, encoding="utf-8")
+    assert shell.run("python3 -m venv .venv && . .venv/bin/activate").returncode == 0
+    (shell.folder / ".gitignore").write_text(".venv\nrunner\n.pytest-aorta\n__pycache__\n")
+    git(tmp_path, "init", "--quiet", "--bare", "origin")
+    git(shell.folder, "init", "--quiet", "-b", "main")
+    git(shell.folder, "remote", "add", "origin", str(tmp_path / "origin"))
+    git(shell.folder, "add", "--all")
+    git(shell.folder, "commit", "--quiet", "--message", "Train")
+    git(shell.folder, "push", "--quiet", "--set-upstream", "origin", "main")
+    return shell
+
+
+@pytest.mark.extended
+def test_tutorial_works_by_copying(fresh, tmp_path):
+    assert len(follow(DOCS / "tutorial.md", fresh.shell(tmp_path / "home"))) >= 6
+
+
+@pytest.mark.extended
+def test_readme_and_page_on_installation_work_by_copying(project):
+    followed = [text for page in (ROOT / "README.md", DOCS / "install.md") for text in follow(page, project)]
+    assert [text.split()[0] for text in followed] == ["pip", "pytest", "pip", "aorta"]
+    done = project.run("aorta run --workload fsdp --steps 5 --gpus 0 && pytest --aorta-report=report.html")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (project.folder / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("edit", "verdict", "says"),
+    [
+        ("", "\N{WHITE HEAVY CHECK MARK} pytest-aorta: 1 of 1 test passed", "1 test OK"),
+        ("print(loss.item())", "\N{CROSS MARK} pytest-aorta: 1 of 1 test failed", "::error file=train.py,line=27,"),
+    ],
+)
+def test_page_on_github_works_by_copying_and_its_job_comments(project, tmp_path, edit, verdict, says):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "gh").write_text(f'#!/bin/sh\necho "$@" >>"{tmp_path}/gh"\n')
+    (programs / "gh").chmod(0o755)
+    project.environment["PATH"] += f"{os.pathsep}{programs}"
+    done = project.run("pip install pytest-aorta && aorta init train.py -- --steps 20 && pytest --update-baselines")
+    assert done.returncode == 0, done.stdout + done.stderr
+    git(project.folder, "add", "test_train.py", "pytest.ini", "baselines")
+    assert len(follow(DOCS / "github.md", project)) == 2
+    assert (tmp_path / "gh").read_text().startswith("workflow run baselines --ref main -f lane=numerics")
+    assert git(project.folder, "status", "--porcelain") == ""
+
+    script = project.folder / "train.py"
+    script.write_text(script.read_text().replace("loss.backward()", f"loss.backward(); {edit}"))
+    # The runner has an environment of its own, in which the action installs the requirements.
+    assert project.run(f"python3 -m venv {tmp_path}/runner && . {tmp_path}/runner/bin/activate").returncode == 0
+    values = {"github.base_ref": "main", "vars.AORTA_REPOSITORY": "owner/pytest-aorta"}
+    job = Workflow(project.folder, project.environment | GITHUB_RUN, values, "pull_request")
+    done = job.run_job("github-pull-request.yml", "numerics")
+    assert done.code == bool(edit), done.text
+    assert says in done.text
+    assert Path(done.used[COMMENT]["path"]).read_text(encoding="utf-8").startswith(f"## {verdict}")

@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / "action.yml"
 TEMPLATE = ROOT / "examples/ci/aorta.yml"
-_NAME = r"(?:inputs|steps|github|runner)\.[\w.-]+"
+_NAME = r"(?:inputs|steps|github|runner|vars)\.[\w.-]+"
 _INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
 
 
@@ -76,7 +76,12 @@ class Action:
 
     def step(self, step: dict[str, Any], done: Done) -> None:
         if "uses" in step:
-            done.used[step["uses"]] = {name: self.shown(str(given)) for name, given in step["with"].items()}
+            given = {name: self.shown(str(value)) for name, value in step["with"].items()}
+            done.used[step["uses"]] = given
+            if step["uses"] == "./.pytest-aorta":
+                action = Action(self.where, self.variables, self.event).run(**{"python": "python", **given})
+                done.code, done.text = action.code or done.code, done.text + action.text
+                done.used |= action.used
             return
         assert "${{" not in step["run"], "an expression in a script lets an input inject code"
         output, summary = self.where / "runner/output", self.where / "runner/summary"
@@ -102,8 +107,10 @@ class Action:
 class Workflow(Action):
     """A job of a workflow of examples/ci, which gets the values of GitHub's expressions."""
 
-    def __init__(self, where: Path, variables: dict[str, str], values: dict[str, str]) -> None:
-        super().__init__(where, variables, "workflow_run")
+    def __init__(
+        self, where: Path, variables: dict[str, str], values: dict[str, str], event: str = "workflow_run"
+    ) -> None:
+        super().__init__(where, variables, event)
         self.values = {"runner.temp": str(where / "runner")} | values
 
     def run_job(self, file: str, job: str) -> Done:

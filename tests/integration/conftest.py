@@ -12,7 +12,7 @@ import jsonschema  # noqa: F401
 import numpy  # noqa: F401 - pytester forgets what an inner run imported, and numpy refuses to be loaded twice
 import pynvml  # noqa: F401
 import pytest
-import scipy.stats  # noqa: F401 - as numpy
+import scipy.special  # noqa: F401 - as numpy
 
 # What a run imports late: without these lines, each of the several hundred inner runs would import it again.
 import pytest_aorta.plugin.fixtures

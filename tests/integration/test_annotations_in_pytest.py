@@ -1,4 +1,6 @@
-"""GitHub's annotations on the failures of a run."""
+"""Annotations of GitHub and GitLab on the failures of a run."""
+
+import json
 
 import pytest
 
@@ -36,3 +38,23 @@ def test_annotations_are_those_that_the_service_shows(annotated, monkeypatch):
     assert len(found) == 10
     monkeypatch.delenv("GITHUB_ACTIONS")
     assert "::error" not in annotated.run(failed=12).stdout.str()
+
+
+def test_gitlab_shows_failures_at_the_same_lines_in_the_diff(project, monkeypatch):
+    monkeypatch.setenv("GITLAB_CI", "true")
+    monkeypatch.setenv("CI_PROJECT_DIR", str(project.path))
+    project.write("src/train.py", "x = 1\n")
+    project.test_file(
+        "def test_one(workload): workload.run('toy', fault={'raises': 0, 'message': 'at src/train.py:7'})\n"
+    )
+    project.run("--aorta-markdown=out/aorta.md", failed=1)
+    named, test = json.loads((project.path / "out/aorta.codequality.json").read_text())
+    assert [one["location"] for one in (named, test)] == [
+        {"path": "src/train.py", "lines": {"begin": 7}},
+        {"path": "test_toy.py", "lines": {"begin": 1}},
+    ]
+    assert named["description"].startswith("test_toy.py::test_one: toy on 2 cpu ranks: rank exception: rank 0")
+    assert named["fingerprint"] != test["fingerprint"]
+    project.test_file("def test_one(workload): pass\n")
+    project.run("--aorta-markdown=out/aorta.md", passed=1)
+    assert json.loads((project.path / "out/aorta.codequality.json").read_text()) == []

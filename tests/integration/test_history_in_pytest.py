@@ -1,10 +1,12 @@
 """--aorta-history: each run of pytest adds one file."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
+from pytest_aorta.cli.main import main
 from pytest_aorta.session.history import read_history
 from pytest_aorta.session.record import Side
 
@@ -74,3 +76,24 @@ def test_runs_at_once_leave_a_file_each(project):
     runs = [subprocess.Popen(command, cwd=project.path, stdout=subprocess.DEVNULL) for _ in range(3)]
     assert [run.wait(150) for run in runs] == [1, 1, 1]  # no baseline is stored
     assert len({entry.run for entry in kept(project)}) == len(list((project.path / "history").iterdir())) == 3
+
+
+def test_newest_run_is_printed_for_dashboards_with_the_value_of_each_launch(learned, capsys):
+    for step_ms in (10.0, [13.0, 13.01, 13.02]):
+        learned.plant(step_ms=step_ms)
+        learned.run(*HISTORY)
+    case = kept(learned)[-1].comparison.case
+    capsys.readouterr()
+
+    def exported(form):
+        assert main(["history", str(learned.path / "history"), "--format", form]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    (record,) = (one for one in exported("pytorch") if one["metric"]["name"] == "step_time_p50")
+    assert record["metric"]["benchmark_values"] == [13.0, 13.01, 13.02]
+    known = {"unit": "ms", "platform": "toy-gpu-x2-nccl", "verdict": "regression"}
+    assert record["metric"]["extra_info"].items() >= known.items()
+    assert (record["model"], record["benchmark"]["extra_info"]["outcome"]) == ({"name": "toy"}, "failed")
+    found = exported("bmf")[case]
+    assert found["step_time_p50"] == {"value": 13.01, "lower_value": 13.0, "upper_value": 13.02}
+    assert "weight_hash" not in found

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fresh import AROUND, ROOT, SOURCES, build, copy_tree
 from tests.unit.builders import git, run_python
-
-ROOT = Path(__file__).parents[2]
-SOURCES = {"pytest_aorta": "pytest_aorta", "workloads": "aorta_workloads"}
-AROUND = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
 
 
 def package_files() -> dict[str, str]:
@@ -29,12 +26,7 @@ def version_in(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """Copy the packages and neighboring files, some of which must not be shipped, outside of a repository."""
-    folder = tmp_path_factory.mktemp("tree")
-    for name in [*SOURCES, "tests", "baselines"]:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
-    for name in AROUND:
-        shutil.copy(ROOT / name, folder)
-    return folder
+    return copy_tree(tmp_path_factory.mktemp("tree"), "tests", "baselines")
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +44,7 @@ def cloned(tree, tmp_path_factory):
 def built(cloned, tmp_path_factory):
     """Build an sdist, and a wheel from that sdist."""
     out = tmp_path_factory.mktemp("dist")
-    done = run_python("-m", "build", "--no-isolation", "--outdir", str(out), str(cloned))
-    assert done.returncode == 0, done.stdout + done.stderr
+    build(cloned, out)
     return out
 
 

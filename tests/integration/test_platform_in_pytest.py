@@ -77,3 +77,10 @@ def test_launch_that_takes_long_is_said_and_not_captured(slow, workers):
     assert re.search(r"^aorta: toy: 0 of 2 ranks started, \d+ s$", result.stderr.str(), re.MULTILINE)
     assert "said by the test" in result.stdout.str()
     assert "ranks started" not in result.stdout.str() + (slow.path / "junit.xml").read_text()
+
+
+def test_gpu_of_another_kind_than_that_of_the_baseline_is_refused(learned):
+    conftest = learned.path / "conftest.py"
+    conftest.write_text(conftest.read_text().replace('"Toy GPU"', '"Other GPU"'))
+    result = learned.run(failed=1)
+    result.stdout.fnmatch_lines(["E *Missing: no baseline", "E * measured  toy on other-gpu-x2-nccl, *"])

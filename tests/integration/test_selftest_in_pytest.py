@@ -6,6 +6,7 @@ from pytest_aorta.cli.main import main
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.plants import Plant, Planted
+from tests.integration.conftest import FAKE_LAUNCHER
 
 # Faults that the toy shows, as the ranks of a launch would; {slips} are planted, and nothing shows.
 TOY_PLANTS = """
@@ -42,8 +43,7 @@ def table(text):
 
 def test_every_fault_is_found_slips_or_is_not_covered(gpu, monkeypatch, capsys):
     monkeypatch.chdir(gpu.path)
-    gpu.write("faults.py", TOY_PLANTS.format(slips=["gradient lost"]))
-    gpu.write("tox.ini", "[pytest]\naddopts = -p faults\npythonpath = .\n")
+    gpu.pytester.makeconftest(FAKE_LAUNCHER + TOY_PLANTS.format(slips=["gradient lost"]))
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["selftest", "test_toy.py"]) == 1
     printed = capsys.readouterr().out

@@ -27,7 +27,7 @@ from tests.unit.builders import as_rank_of, make_plan
 
 
 @pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
+def recording(monkeypatch: pytest.MonkeyPatch, compiler_is_left_out: None) -> Iterator[Recording]:
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
     monkeypatch.setenv("RANK", "1")
     recording = Recording()
@@ -211,10 +211,13 @@ def test_modules_that_the_script_has_frozen_name_the_parameters(recording):
             gc.freeze()
 
     try:
-        _kept = train(6, freeze)
+        kept = train(6, freeze)
+        series = only(recording.result())
     finally:
         gc.unfreeze()
-    series = only(recording.result())
+        kept = None  # noqa: F841 - is freed before the rest is left out again
+        gc.collect()
+        gc.freeze()
     assert (series.name, series.weights.names) == ("SGD of Net", ["bias", "weight"])
 
 
@@ -227,7 +230,7 @@ def test_optimizers_of_each_step_are_not_searched_and_profiled_without_end(recor
         for _ in range(5):
             latent.grad = torch.ones(2)
             optimizer.step()
-    assert len(searches) <= 2 * finite.MOST_SEARCHED
+    assert len(searches) <= finite.MOST_SEARCHED
 
 
 def test_each_of_many_optimizers_of_one_model_names_its_parameter(recording):

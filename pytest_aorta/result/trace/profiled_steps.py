@@ -22,8 +22,6 @@ from enum import StrEnum
 from statistics import median
 from typing import TypeAlias, TypeVar
 
-from msgspec import field
-
 from pytest_aorta.common.model import Count, Milliseconds, Model, NotNegative, Positive
 from pytest_aorta.result.trace.step_graph import StepGraph
 
@@ -109,7 +107,7 @@ class StepOverlap(Model, frozen=True):
     copy_ms: NotNegative
     idle_ms: NotNegative
     hidden_comm_ms: NotNegative
-    collectives: dict[str, CollectiveTime] = field(default_factory=dict)
+    collectives: dict[str, CollectiveTime] = {}
     exposed_wait_ms: NotNegative = 0.0
 
     @property
@@ -200,12 +198,12 @@ class Profile(Model, frozen=True, omit_defaults=True):
             profiled.
     """
 
-    steps: list[StepOverlap] = field(default_factory=list)
-    timeline: Timeline = field(default_factory=dict)
+    steps: list[StepOverlap] = []
+    timeline: Timeline = {}
     head_start: HeadStart | None = None
-    as_run: list[StepOverlap] = field(default_factory=list)
-    kernels: Kernels = field(default_factory=dict)
-    collectives: list[CollectiveCalls] = field(default_factory=list)
+    as_run: list[StepOverlap] = []
+    kernels: Kernels = {}
+    collectives: list[CollectiveCalls] = []
     problem: str = ""
 
     def metrics(self) -> dict[str, float]:
@@ -460,17 +458,17 @@ class Costs(Model, frozen=True, omit_defaults=True):
         problem: The reason why nothing was counted; empty if the step was counted.
     """
 
-    collectives: list[CollectiveCost] = field(default_factory=list)
-    flops: Counts = field(default_factory=dict)
-    operators: Counts = field(default_factory=dict)
+    collectives: list[CollectiveCost] = []
+    flops: Counts = {}
+    operators: Counts = {}
     kernels: Counts | None = None
     host_syncs: Counts | None = None
-    host_copies: Counts = field(default_factory=dict)
+    host_copies: Counts = {}
     compiled_graphs: Count | None = None
     recompilations: Count | None = None
     graph_breaks: Count | None = None
-    without_flops: Counts = field(default_factory=dict)
-    places: dict[Cost, dict[str, Counts]] = field(default_factory=dict)
+    without_flops: Counts = {}
+    places: dict[Cost, dict[str, Counts]] = {}
     graph: StepGraph | None = None
     problem: str = ""
 

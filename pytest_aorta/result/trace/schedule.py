@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, cast
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from pytest_aorta.common.model import Count, Milliseconds, Model
 from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, coarsened, difference, length, union
@@ -140,9 +140,9 @@ class Schedule(Model, frozen=True, omit_defaults=True):
     overlap_ratio: Annotated[float, Meta(ge=0, le=1)]
     exposed_ms: Milliseconds
     step_ms: Milliseconds
-    issued: Annotated[list[Issued], Meta(max_length=_MOST_COLLECTIVES)] = field(default_factory=list)
-    computing_us: list[tuple[float, float]] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    issued: Annotated[list[Issued], Meta(max_length=_MOST_COLLECTIVES)] = []
+    computing_us: list[tuple[float, float]] = []
+    unseen: list[str] = []
 
     @property
     def values(self) -> Schedule:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import field
-
 from pytest_aorta.common.model import Count, Model, Positive
 
 # A step of a Llama of 80 layers in 16 micro-batches has some 40,000 nodes.
@@ -68,7 +66,7 @@ class StepGraph(Model, frozen=True, omit_defaults=True):
         problem: The reason why there is no graph; empty if there is one.
     """
 
-    streams: list[str] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    streams: list[str] = []
+    nodes: list[Node] = []
+    unseen: list[str] = []
     problem: str = ""

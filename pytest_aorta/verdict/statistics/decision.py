@@ -16,7 +16,6 @@ other.
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from statistics import median
 
-from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance, own_variance, quantile
+from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance, own_variance
 
 # Probability that a change of twice the tolerance passes.
 MISS_RATE = 0.05
@@ -321,10 +320,9 @@ FALSE_ALARM_RATE = 5e-4
 LOOKS = (1, 3, 5, 7, 9, 11, 13)
 # A tolerance of fewer standard deviations of launches leaves most comparisons undecided.
 RESOLVED_BY = 2.5
-# The printed limit of a baseline is detected with this probability, by so many resamplings.
+# The printed limit of a baseline is detected with this probability.
 POWER = 0.8
 PASS_POWER = 0.9
-_DRAWS = 200
 # Further launches count as unable to show a regression if the probability of one is below this.
 REGRESSION_CHANCE = 0.01
 
@@ -389,16 +387,6 @@ class StoredRule:
         is_faster = max(worse * (value - baseline.center) for value in candidate) < -rule.allowed / 2
         return rule.decide(effect, alarm, miss, count, is_slower=is_slower, is_faster=is_faster, is_last=is_last)
 
-    def least_detected(self, candidate: Sequence[float]) -> float:
-        """Return the smallest further change, a difference of transformed values, that makes a regression of launches.
-
-        ``candidate`` contains the values without this change.
-        """
-        rule, count = self._rule(len(candidate)), len(candidate)
-        beyond = rule.beyond(self._errors(own_variance(candidate), count)[0])
-        best = min(self.worse * (value - self.baseline.center) for value in candidate)
-        return max(beyond - self.effect(candidate), rule.allowed / 2 - best)
-
     def _rule(self, count: int) -> _Rule:
         failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
         alarm_rate = FALSE_ALARM_RATE / max(1, len(failing))
@@ -445,13 +433,14 @@ class StoredRule:
     def detectable(self, num_launches: int) -> float:
         """Return the smallest change for the worse, on the scale, that ``num_launches`` of the block mostly detect.
 
-        At least three launches, resampled from those of the baseline, detect the change with probability ``POWER`` in a
-        comparison of up to ``max_launches``.
+        Launches that are as noisy as those of the baseline show the change with probability ``POWER`` in a comparison
+        of up to ``max_launches``.
         """
         rule = replace(self, max_launches=max(num_launches, self.max_launches))
-        rng = random.Random(0)  # noqa: S311 - the same text for the same baseline
-        draws = (rule.least_detected(self.baseline.resampled(self.block, num_launches, rng)) for _ in range(_DRAWS))
-        return self.scale.change(max(0.0, quantile(sorted(draws), POWER)))
+        own = Variance(self.baseline.noise, num_launches - 1)
+        error = self.baseline.error(self.block, num_launches, replace(self.baseline.variance.within, value=own.value))
+        beyond = rule._rule(num_launches).beyond(self._errors(own, num_launches)[0])
+        return self.scale.change(beyond + quantile_t(POWER, error.df) * math.sqrt(error.value))
 
     def with_launches(self, count: int) -> StoredRule:
         """Return the rule as if the baseline had ``count`` launches, as in :meth:`Estimate.with_launches`."""

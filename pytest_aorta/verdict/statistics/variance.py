@@ -10,7 +10,6 @@ of freedom.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -42,10 +41,10 @@ class Variance:
         return replace(self, value=self.value * factor)
 
     def pooled(self, *others: Variance) -> Variance:
-        """Return the average weighted by degrees of freedom, with the sum of the degrees of freedom."""
+        """Return the average weighted by degrees of freedom, with their sum; of no degrees of freedom, 0."""
         every = [part for part in (self, *others) if part.df > 0]
         df = sum(part.df for part in every)
-        return Variance(sum(part.value * part.df for part in every) / df, df)
+        return Variance(sum(part.value * part.df for part in every) / (df or 1), df)
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,14 @@ class Estimate:
         weights: Weight of each block's median in the center; their sum is 1.
         counts: Number of launches of each block.
         variance: Variance components of further launches.
-        residuals: Differences between the launches of all revisions and the median of their block.
+        noise: Variance of the launches of one block as observed, without a prior.
     """
 
     center: float
     weights: dict[Hashable, float]
     counts: dict[Hashable, int]
     variance: VarianceComponents
-    residuals: tuple[float, ...] = (0.0,)
+    noise: float = 0.0
 
     @property
     def num_launches(self) -> int:
@@ -120,16 +119,6 @@ class Estimate:
         blocks = (1 - own) ** 2 + sum(weight**2 for known, weight in self.weights.items() if known != block)
         return _summed(side.times(launches), self.variance.between.times(blocks))
 
-    def resampled(self, block: Hashable, num_launches: int, rng: random.Random) -> list[float]:
-        """Return the values of further launches of unchanged code in ``block``, drawn from those of the baseline.
-
-        The launches share a deviation from the center, because of the block and of the center's own uncertainty.
-        """
-        within = self.variance.within
-        launches = within.value * median_variance(num_launches)
-        shared = rng.gauss(0, math.sqrt(max(0.0, self.error(block, num_launches, within).value - launches)))
-        return [self.center + shared + rng.choice(self.residuals) for _ in range(num_launches)]
-
 
 def baseline_estimate(
     center_values: Mapping[Hashable, Sequence[float]], revisions: Sequence[Revision], prior: VarianceComponents
@@ -151,15 +140,7 @@ def baseline_estimate(
     weights = {block: value / total for block, value in inverse.items()}
     center = sum(weights[block] * value for block, value in medians.items())
     counts = {block: len(values) for block, values in center_values.items()}
-    return Estimate(center, weights, counts, variance, _residuals(revisions))
-
-
-def _residuals(revisions: Sequence[Revision]) -> tuple[float, ...]:
-    """Return the residuals of blocks with several launches, enlarged because the median was fitted to them."""
-    blocks = [values for revision in revisions for values in revision if len(values) > 1]
-    return tuple(
-        (value - median(values)) * math.sqrt(len(values) / (len(values) - 1)) for values in blocks for value in values
-    ) or (0.0,)
+    return Estimate(center, weights, counts, variance, observed(revisions).within.value)
 
 
 def pooled_variance(revisions: Sequence[Revision], prior: VarianceComponents) -> VarianceComponents:
@@ -177,9 +158,10 @@ def pooled_variance(revisions: Sequence[Revision], prior: VarianceComponents) ->
 def observed(revisions: Sequence[Revision]) -> VarianceComponents:
     """Return the variance without a prior, with 0 degrees of freedom if no block has two launches."""
     slower, faster = _sides([values for revision in revisions for values in revision if len(values) > 1])
-    within = slower.pooled(faster).value if slower.df else 0.0
-    between = [part for revision in revisions if (part := _between(revision, within)).df]
-    return VarianceComponents(slower, faster, between[0].pooled(*between[1:]) if between else Variance(0, 0))
+    within = slower.pooled(faster).value
+    return VarianceComponents(
+        slower, faster, Variance(0, 0).pooled(*(_between(revision, within) for revision in revisions))
+    )
 
 
 def _sides(blocks: Sequence[Sequence[float]]) -> tuple[Variance, Variance]:

@@ -37,6 +37,7 @@ def test_files_have_the_schemas_of_their_services(tmp_path):
     for schema, files in (
         (["vendor.github-workflows"], GITHUB),
         (["vendor.github-actions"], [ACTION]),
+        (["vendor.buildkite"], [ROOT / "examples/ci/buildkite.yml"]),
         (GITLAB_SCHEMA, [*sorted((ROOT / "examples/ci").glob("gitlab-*.yml")), jobs]),
     ):
         assert tool("check-jsonschema", "--builtin-schema", *schema, *map(str, files)) == ""

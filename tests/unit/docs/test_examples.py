@@ -21,12 +21,17 @@ def pod(job: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifest_has_as_many_pods_as_pytest_has_nodes(path):
-    service, job = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    *services, job = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    if job["kind"] == "JobSet":  # which makes the service
+        [replicated] = job["spec"]["replicatedJobs"]
+        assert job["spec"]["successPolicy"]["targetReplicatedJobs"] == [replicated["name"]]
+        job = replicated["template"]
     [script] = pod(job)["containers"][0]["args"]
     [num_nodes] = re.findall(r"--aorta-nnodes=(\d+)", script)
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(num_nodes)
     assert job["spec"]["completionMode"] == "Indexed"
-    assert pod(job)["subdomain"] == service["metadata"]["name"]
+    for service in services:
+        assert pod(job)["subdomain"] == service["metadata"]["name"]
 
 
 @pytest.mark.skipif(shutil.which("xargs") is None, reason="no xargs here")

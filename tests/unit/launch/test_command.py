@@ -20,9 +20,16 @@ ON_GPUS = World(2, "cuda", tuple(gpus(4)[2:]))
 SPEC = WorkloadSpec(name="toy", folder=Path("/own/toy"), class_name="Toy", description="a toy", min_world_size=2)
 
 
-def test_launch_without_torch_is_refused_with_the_interpreter_that_lacks_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LaunchError, match=f"^torch is not installed for {re.escape(sys.executable)}, which starts"):
+@pytest.mark.parametrize(
+    ("replaced", "value", "says"),
+    [
+        ("importlib.util.find_spec", lambda name: None, f"torch is not installed for {sys.executable}, which starts"),
+        ("sys.platform", "darwin", "darwin: ranks are launched on Linux; use a container"),
+    ],
+)
+def test_launch_is_refused_without_torch_and_without_linux(tmp_path, monkeypatch, replaced, value, says):
+    monkeypatch.setattr(f"pytest_aorta.launch.guarded.{replaced}", value)
+    with pytest.raises(LaunchError, match=f"^{re.escape(says)}"):
         Launchers().launch(make_plan(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
