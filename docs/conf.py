@@ -4,7 +4,7 @@ from __future__ import annotations
 
 project = "pytest-aorta"
 copyright = "the pytest-aorta contributors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
 # The API page leaves out classes that tests and workloads do not use. The site has no inventory of other projects.
@@ -41,6 +41,7 @@ autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 
+copybutton_prompt_text = "$ "  # of a block with prompts, the commands alone are copied
 smartquotes = False  # quotes are of code, such as 'all'
 highlight_language = "none"  # a block without a language is output
 html_theme = "furo"  # light or dark, as the reader's system is set

@@ -1,4 +1,4 @@
-"""The lane of ``./dev gpu``: tests that failed come first, then short ones, and the next call goes on.
+"""The lane of ``./dev gpu``: failed tests first, then those of few GPUs and short ones; the next call goes on.
 
 The junit files of earlier calls, in one folder, say how each test ended and how long it took. A call with a time limit
 does not start a test that would not end in time, and runs no test again that passed, until every test has a result.
@@ -49,6 +49,13 @@ def ends_of(folder: Path) -> dict[str, Ended]:
     return found
 
 
+def _num_gpus(item: pytest.Item) -> float:
+    """Return how many GPUs a test asks for; infinite if it asks for all, or runs pytest, which may."""
+    marker = item.get_closest_marker("world")
+    size = marker.kwargs.get("size") if marker else None
+    return size if isinstance(size, int) else math.inf
+
+
 class Lane:
     """The order of the tests, and the time that is left."""
 
@@ -74,7 +81,8 @@ class Lane:
             passed = [item for item, end in zip(items, ends, strict=True) if end and end.how == "passed"]
             config.hook.pytest_deselected(items=passed)
             items[:] = [item for item in items if item not in passed]
-        items.sort(key=lambda item: (not self._has_failed(item), self._seconds(item)))
+        # A test of all GPUs waits until no other one runs, and those behind it wait too.
+        items.sort(key=lambda item: (not self._has_failed(item), _num_gpus(item), self._seconds(item)))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

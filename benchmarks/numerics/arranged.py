@@ -77,6 +77,8 @@ def loss_of(
     loss = summed * ranks / total
     if fault.endswith("times_ranks"):
         return loss * ranks
+    if fault == "no_gradient":
+        return loss * 0
     return loss * accumulate if fault == "accumulation_not_divided" else loss
 
 
@@ -127,6 +129,8 @@ def main() -> None:
     loader = DataLoader(data, batch_size=given.batch_size, sampler=sampler)
     for step in range(2 * ranks if fault == "steps_by_rank" else 2):
         if fault == "epochs":
+            # A batch that is looked at before the epoch begins is not trained on.
+            next(iter(loader))
             sampler.set_epoch(step)
         micro_batches = [batch for batch, _ in zip(loader, range(accumulate), strict=False)]
         own = torch.tensor(sum(int((wanted != -100).sum()) for _, wanted in micro_batches))

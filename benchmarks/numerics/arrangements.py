@@ -83,6 +83,7 @@ CASES = {
         "learning rate .* for the same samples",
     ),
     "decay_by_shard": ("decay by the shape of shards", "the optimizer's step is not"),
+    "no_gradient": ("cross entropy over one class", "no parameter had a gradient other than 0"),
     "steps_by_rank": ("steps counted by rank", "optimizers made 4 against 2 steps"),
 }
 

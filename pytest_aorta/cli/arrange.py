@@ -27,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=shlex.split,
         help="further arguments of an arrangement with the same samples, such as --other='--tp 2'; may be repeated",
     )
+    parser.add_argument(
+        "--fresh",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="what earlier runs have written here, such as a checkpoint, and launches must not find; may be repeated",
+    )
     add_ranks(parser, least=2)
     add_results(parser)
     add_shared(parser, SHARED)
@@ -54,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             batch_arg=arguments.batch_arg,
             accumulate_arg=arguments.accumulate_arg,
             others=arguments.other,
+            fresh=arguments.fresh,
         )
     for verdicts in found:
         emit([verdicts.case.rpartition("::")[2], *(f"  {row.metric}: {row.detail}" for row in verdicts.rows)])

@@ -234,7 +234,7 @@ class WorkloadRunner(DistributedWorld):
         accumulate_arg: str | None = None,
         others: Sequence[Any] = (),
         environment: Mapping[str, str] | None = None,
-        fresh: tuple[str, ...] | list[str] | None = None,
+        fresh: tuple[str, ...] | list[str] | None = (),
         label: str = "arrangements",
     ) -> list[Verdicts]:
         """Train the first step on the same samples in other arrangements; fail the test if gradients differ.
@@ -255,7 +255,8 @@ class WorkloadRunner(DistributedWorld):
                 by default ``gradient_accumulation``.
             others: Further arrangements on all ranks with the same samples: lists of arguments that are added, or
                 mappings of config keys, such as ``{"tensor_parallel_degree": 2, "batch_size": 8}``.
-            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`.
+            environment, fresh: As in :meth:`~pytest_aorta.DistributedWorld.run_script`; by default, launches run in
+                copies of pytest's root folder, so that none finds what another one has written.
             label: As in :meth:`compare`.
 
         Raises:

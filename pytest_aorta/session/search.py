@@ -68,8 +68,8 @@ class Bisection:
 
     def __init__(self, request: SearchRequest, rootdir: Path, say: Callable[[str], None]) -> None:
         self.request = request
-        self.axis = make_axis(request.over, request.sides, References(None, rootdir, say, request.setup))
-        self.finding = Finding()
+        self.axis: Axis = make_axis(request.over, request.sides, References(None, rootdir, say, request.setup))
+        self.finding: Finding = Finding()
 
     def good(self) -> Reference:
         """Return the good side as a version to launch.

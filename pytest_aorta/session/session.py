@@ -77,9 +77,11 @@ class Session:
         bisection: Bisection | None = None,
     ) -> None:
         self.options = options
-        self.launchers = Launchers(make_launcher)
-        self.line, self.say, self.bisection = line, say, bisection
-        self.references = References(options.ab, options.rootdir, say)
+        self.launchers: Launchers = Launchers(make_launcher)
+        self.line: SpokenState | None = line
+        self.say: Callable[[str], None] = say
+        self.bisection: Bisection | None = bisection
+        self.references: References = References(options.ab, options.rootdir, say)
         self._find_devices = find_devices or visible_devices
 
     @cached_property

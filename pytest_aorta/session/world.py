@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
+from pytest_aorta.common import renamed
 from pytest_aorta.common.errors import LaunchError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, raised_as
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
+from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.launch_plan import FunctionCall, LaunchRequest, script_settings
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, check_environment, find_workload, resolve_config
 from pytest_aorta.result.folder import VALUE_FILE
@@ -41,15 +44,25 @@ class DistributedWorld:
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
         self._options = launcher.session.options
-        self.size = launcher.world.size
-        self.device = launcher.world.device
-        self.backend = launcher.world.backend
-        self.platform = launcher.world.platform
-        self.timeout_s = launcher.timeout_s
+        self.size: int = launcher.world.size
+        self.device: DeviceKind = launcher.world.device
+        self.backend: Backend = launcher.world.backend
+        self.platform: str = launcher.world.platform
+        self.timeout_s: float = launcher.timeout_s
 
     def __repr__(self) -> str:
         """Return the name and the platform, which pytest shows above a failure."""
         return f"<{type(self).__name__} on {self.platform}>"
+
+    if not TYPE_CHECKING:  # a type checker would let every name pass
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a method by its name of version 0.1, with a warning."""
+            if name not in renamed.METHODS:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            now = renamed.METHODS[name]
+            warnings.warn(f"{name}() is {now}() since version 0.2", DeprecationWarning, stacklevel=2)
+            return getattr(self, now)
 
     def run(self, name: str, /, **config: Any) -> WorkloadResult:
         """Launch a workload with these config keys, and return its validated result.

@@ -197,8 +197,8 @@ def _gradients(here: Side, there: Side, bound: float) -> _Judged:
     one, two = here.step.tensors[GRADIENT], there.step.tensors[GRADIENT]
     if lost := sorted(one.keys() ^ two.keys()):
         return _Judged(len(lost), f"only one arrangement has gradients of {some_of(lost)}")
-    if not one:
-        return _Judged(0, "no parameter had a gradient in the first step", is_known=False)
+    if not any(gradient.any() for gradient in [*one.values(), *two.values()]):
+        return _Judged(0, "no parameter had a gradient other than 0 in the first step", is_known=False)
     found = factors(one, two, bound)
     wrong = [name for name, factor in found.items() if not factor.is_small]
     if not wrong:

@@ -57,8 +57,11 @@ class FirstStep:
         self._is_in_backward = False
         # The state of random numbers before the forward pass that runs, and before the first one.
         self._random = self._first_random = ""
-        # The epoch of each sampler by its id.
-        self._epochs: dict[int, int] = {}
+        # Of iterators by id, and of that which was drawn from last: the sampler's id with its epoch, and a mark.
+        self._iterators: dict[int, tuple[tuple[int, int], object]] = {}
+        self._drawn: tuple[tuple[int, int], object] | None = None
+        # The mark of the iterator whose batches were trained on, by the sampler's id with its epoch.
+        self._trained: dict[tuple[int, int], object] = {}
         self._traits = set[str]()
         self._eps = 0.0
         hooks = torch.nn.modules.module
@@ -125,14 +128,14 @@ class FirstStep:
 
     def _begin_epoch(self, original: Callable[..., Any], iterator: object, loader: Any) -> None:
         sampler = loader.sampler
+        self._iterators.pop(id(iterator), None)
         if isinstance(sampler, DistributedSampler) and sampler.shuffle:
-            if self._epochs.get(id(sampler)) == sampler.epoch:
-                self._traits.add(kept.SAME_EPOCHS)
-            self._epochs[id(sampler)] = sampler.epoch
+            self._iterators[id(iterator)] = (id(sampler), sampler.epoch), object()
         original(iterator, loader)
 
-    def _draw(self, original: Callable[..., Any], loader: object) -> Any:
-        batch = _joined([original(loader) for _ in range(self._num_joined)])
+    def _draw(self, original: Callable[..., Any], iterator: object) -> Any:
+        self._drawn = self._iterators.get(id(iterator))
+        batch = _joined([original(iterator) for _ in range(self._num_joined)])
         if not self._has_ended:
             self._note_samples(kept.DRAWN, tensors_in(batch))
         return batch
@@ -191,6 +194,9 @@ class FirstStep:
         if id(optimizer) not in self._begun:
             return
         self._num_steps += 1
+        # A batch that is only looked at begins no epoch.
+        if self._drawn and self._trained.setdefault(*self._drawn) is not self._drawn[1]:
+            self._traits.add(kept.SAME_EPOCHS)
         if id(optimizer) in self._ended:
             return
         self._ended.add(id(optimizer))

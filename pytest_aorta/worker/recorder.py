@@ -333,8 +333,8 @@ class Recorder:
         self._values.failures.append(detail)
 
 
-recording = Recording()
-recorder = Recorder(recording)
+recording: Recording = Recording()
+recorder: Recorder = Recorder(recording)
 
 
 def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> None:

@@ -36,7 +36,7 @@ class Workload(ABC):
     min_world_size: ClassVar[int] = 1
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = dict(config)
+        self.config: dict[str, Any] = dict(config)
 
     @abstractmethod
     def setup(self) -> None:

@@ -1,7 +1,12 @@
 """Functions of a test file that each rank calls: values, errors by rank, and the state in which ranks start."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+PAGE = (Path(__file__).parents[2] / "docs/functions.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
 BODIES = """
 import os, random, time
 import pytest, torch
@@ -97,6 +102,10 @@ def test_functions_return_values_or_fail_with_the_rank_and_its_error(bodies):
     result = bodies.runpytest_subprocess()
     result.assert_outcomes(passed=4, failed=3)
     result.stdout.fnmatch_lines(SHOWN)
+
+
+def test_example_of_the_page_runs(inner):
+    inner(EXAMPLE, "--aorta-gpus=0").assert_outcomes(passed=2)
 
 
 @pytest.mark.extended

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from pytest_aorta import ComparisonFailed, WorkloadRunner
 from pytest_aorta.plan.accelerators import visible_devices
 
 pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
@@ -38,11 +39,12 @@ LOST = {
 @pytest.mark.world(size="all", device="cuda", warm=True)
 @pytest.mark.tolerance(overlap_ratio="5 points")
 @pytest.mark.parametrize(("config", "key"), LOST.values(), ids=LOST)
-def test_lost_overlap_is_caught_with_the_reason(workload, config, key):
-    with workload.expect_regression("overlap_ratio") as regression:
+def test_lost_overlap_is_caught_with_the_reason(workload: WorkloadRunner, config, key):
+    with pytest.raises(ComparisonFailed) as found:
         workload.compare(config | {key: False}, config | {key: True}, metrics=["overlap_ratio"])
-    assert re.search(r"Regression: overlap_ratio -.* points \(.*, limit 5 points\)", regression.text)
-    assert re.search(r"cause +.*exposed [\d.]+ ms/step, .*rank \d worst", regression.text)
+    text = str(found.value)
+    assert re.search(r"Regression: overlap_ratio -.* points \(.*, limit 5 points\)", text)
+    assert re.search(r"cause +.*exposed [\d.]+ ms/step, .*rank \d worst", text)
 
 
 INNER = """
@@ -50,7 +52,7 @@ import pytest
 
 @pytest.mark.world(size="all", device="cuda", warm=True)
 @pytest.mark.tolerance(overlap_ratio="5 points")
-def test_script(workload):
+def test_script(workload: WorkloadRunner):
     workload.check(workload.run_script("train.py"))
 """
 SCRIPT = """

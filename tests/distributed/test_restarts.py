@@ -52,6 +52,7 @@ def test_restart_as_on_its_page_passes(pytester, inner, on_cpu):
     ("fault", "said"),
     [
         ("correct loop", "note: restarted after steps 3 and 6, the script computed the same as straight on"),
+        ("step counter off by one", "number of steps: 15 when restarted, 4 steps more than straight on"),
         ("momentum not restored", "computed something else: restart 1 of 2: optimizer state: step 4 begins with none"),
     ],
 )

@@ -116,6 +116,9 @@ def test_tutorial_works_by_copying(fresh, tmp_path):
 def test_readme_and_page_on_installation_work_by_copying(project):
     followed = [text for page in (ROOT / "README.md", DOCS / "install.md") for text in follow(page, project)]
     assert [text.split()[0] for text in followed] == ["pip", "pytest", "pip", "aorta"]
+    done = project.run("aorta run --workload fsdp --steps 5 --gpus 0 && pytest --aorta-report=report.html")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (project.folder / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.extended

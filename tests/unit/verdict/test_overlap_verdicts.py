@@ -9,6 +9,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
     AS_RUN,
+    CollectiveFacts,
     CollectiveTime,
     FamilyTime,
     HeadStart,
@@ -20,7 +21,7 @@ from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, left_out
-from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, StoredRule
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
@@ -53,6 +54,20 @@ def around(ratio: float, count: int, noise=0.004, seed=0, **changes):
 
 
 HIDDEN = make_baseline(launches=stored(*around(0.86, 10)))
+
+
+@pytest.mark.parametrize(("marker", "outcome"), [({}, None), ({"all_gather_ms": "10%"}, Outcome.REGRESSION)])
+def test_slower_transfers_that_compute_hides_fail_where_a_marker_names_them(marker, outcome):
+    rng = random.Random(0)
+
+    def gathering(transfer_ms, launches):
+        sizes = (CollectiveFacts(4.0, 1e8, transfer_ms * rng.uniform(0.99, 1.01), [0.0, 0.1], 0) for _ in launches)
+        return [one.replace(collectives={"all_gather": facts}) for one, facts in zip(launches, sizes, strict=True)]
+
+    baseline = make_baseline(launches=stored(*gathering(1.0, around(0.86, 10))))
+    verdicts = check(gathering(1.5, around(0.86, 4, seed=1)), baseline, parse_tolerances(marker, "test"))
+    failing = {row.metric: row.outcome for row in verdicts.rows if row.outcome is Outcome.REGRESSION}
+    assert failing == ({"all_gather_ms": outcome} if outcome else {})
 
 
 def check(launches, baseline=HIDDEN, marked=None, max_launches=None):
