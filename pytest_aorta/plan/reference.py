@@ -222,6 +222,7 @@ class Reference(Model, frozen=True, omit_defaults=True):
         harness: Folder with a link to this package, for another environment.
         installed: Name of each workload of another environment -> folder and module.
         variables: Environment variables of the ranks.
+        early, late: Folders of packages, as of an :class:`Environment`.
         differs: How the environment and the variables differ from those of the code under test; empty if they do not.
     """
 
@@ -233,6 +234,8 @@ class Reference(Model, frozen=True, omit_defaults=True):
     harness: Path | None = None
     installed: Mapping[str, tuple[Path, str]] = {}
     variables: Mapping[str, str] = {}
+    early: tuple[Path, ...] = ()
+    late: tuple[Path, ...] = ()
     differs: str = ""
 
     def __str__(self) -> str:
@@ -251,14 +254,14 @@ class Reference(Model, frozen=True, omit_defaults=True):
         caller's search path comes next, but in another environment last.
         """
         callers = [Path(entry) for entry in environ.get("PYTHONPATH", "").split(":") if entry]
-        early, late = [self.harness] if self.harness else [], [self.root]
+        early, late = [*([self.harness] if self.harness else []), *self.early], [self.root]
         if self.worktree:
             early, late = [self.worktree.packages, self.root / "src", self.root], []
             # Folders of the checkout in the caller's PYTHONPATH contain the code under test: replace them.
             callers = [self.worktree.counterpart(entry) if entry.is_absolute() else entry for entry in callers]
         if self.prefix is None:
             return {**environ, "PYTHONPATH": ":".join(map(str, [*early, *callers]))}
-        paths = {"PYTHONPATH": early, variables.LATE_PATH: [*callers, *late]}
+        paths = {"PYTHONPATH": early, variables.FIRST_PATH: self.late, variables.LATE_PATH: [*callers, *late]}
         return without_path(environ) | {name: ":".join(map(str, folders)) for name, folders in paths.items()}
 
     def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
@@ -388,6 +391,8 @@ class References:
             prefix=environment.prefix,
             harness=environment.harness,
             installed=environment.workloads,
+            early=environment.early,
+            late=environment.late,
             differs=changes_text(unset | version_changes(environment, self.own)),
         )
 

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import counted
-from pytest_aorta.plan.environments import Recipe, normalized, version_changes
+from pytest_aorta.plan.environments import Mixture, normalized, version_changes
 from pytest_aorta.plan.reference import Reference, References, first_parents, git
 from pytest_aorta.plan.side import SideSpec
 
@@ -131,6 +131,7 @@ class Packages(Axis):
         found = version_changes(*ends)
         self._names = [name for name in found if name != "python"]
         self.changes = [f"{name} {found[name]}" for name in self._names]
+        self._mixture = Mixture(self._good, self._bad, self._names, references.rootdir, references.say)
         self._needs = self._all_needs()
         for number, others in sorted(self._needs.items()):
             references.say(f"{self.changes[number]}: only with {self.name(frozenset(others))}, by its requirements")
@@ -161,8 +162,7 @@ class Packages(Axis):
         moved = frozenset(self._names[number] for number in point)
         environment = self._good if point == GOOD else self._bad
         if point not in (GOOD, self.bad):
-            recipe = Recipe(self._good, other=self._bad, moved=moved)
-            environment = recipe.build(self.references.rootdir, self.references.say)
+            environment = self._mixture.environment(moved)
         return self.references.reference(replace(self._side, text=self.short(point)), self._worktree, environment)
 
 

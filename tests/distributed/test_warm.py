@@ -313,21 +313,26 @@ def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
         assert held.read() == ""
 
 
-def test_server_is_replaced_when_killed_or_its_environment_changes(own_servers, script_plan):
+def test_server_is_replaced_when_killed_and_the_one_unused_longest_when_its_environment_changes(
+    own_servers, script_plan, monkeypatch
+):
+    monkeypatch.setattr(warm, "MAX_SERVERS", 2)
     environ = dict(os.environ)
     servers = own_servers(environ)
+    for value in ("1", "2", "1"):
+        environ["MALLOC_ARENA_MAX"] = value
+        run(servers, script_plan(LauncherKind.FORKSERVER, f"assert os.environ['MALLOC_ARENA_MAX'] == '{value}'"))
+    unused, used = servers.pids
+    environ["MALLOC_ARENA_MAX"] = "3"
     run(servers, script_plan(LauncherKind.FORKSERVER, ""))
-    [first] = servers.pids
-    environ["MALLOC_ARENA_MAX"] = "2"
-    run(servers, script_plan(LauncherKind.FORKSERVER, "assert os.environ['MALLOC_ARENA_MAX'] == '2'"))
-    [second] = servers.pids
-    assert second != first
-    assert not is_alive(first)
+    _, second = servers.pids
+    assert servers.pids == [used, second]
+    assert [is_alive(pid) for pid in (unused, used, second)] == [False, True, True]
     # A launch outlives the server that started it.
     killing = script_plan(LauncherKind.FORKSERVER, f"os.kill({second}, signal.SIGKILL)")
     assert run(servers, killing).launcher == LauncherKind.FORKSERVER
     assert run(servers, script_plan(LauncherKind.FORKSERVER, "")).launcher == LauncherKind.FORKSERVER
-    [third] = servers.pids
+    _, third = servers.pids
     assert third != second
     await_true(lambda: living_children(third) == [])
     servers.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typing_extensions
 
 from pytest_aorta.cli.main import main
 from tests.integration.conftest import FAKE_LAUNCHER
@@ -16,6 +17,7 @@ from tests.unit.wheels import make_wheel
 
 # The weights are others if all of "carries" are new, and the launch fails if one of "breaks" is new and the other old.
 BY_PACKAGES = """
+EARLY = "typing_extensions"
 planted_by_fault = planted
 
 
@@ -23,10 +25,15 @@ def planted(plan, rootpath):
     rules = json.loads((rootpath / "rules.json").read_text())
     new = {name for name, value in plan.reference.variables.items() if value == "2"}
     if plan.reference.prefix:
-        infos = plan.reference.prefix.glob("lib/python*/site-packages/*-2.0.dist-info")
-        new = {info.name.partition("-")[0] for info in infos}
-        modules = plan.reference.prefix.glob("lib/python*/site-packages/p*.py")
-        assert new == {path.stem for path in modules if "2.0" in path.read_text()}
+        shared = plan.reference.prefix.glob("lib/python*/site-packages")
+        folders = [*shared, *plan.reference.early, *plan.reference.late]
+        new = {info.name.partition("-")[0] for folder in folders for info in folder.glob("*-2.0.dist-info")}
+        modules = [path for folder in folders for path in folder.glob("[pct]*.py")]
+        assert new == {path.stem for path in modules if "VERSION = '2.0'" in path.read_text()}
+        assert len({path.stem for path in modules}) == len(modules)
+        assert ("came" in new) is any(path.stem == "came" for path in modules)
+        # What ranks import before code of the user is on the path from the start.
+        assert [path.stem for folder in plan.reference.early for path in folder.glob("*.py")] in ([], [EARLY])
     broken = {"raises": 1} if len(new.intersection(rules.get("breaks", []))) == 1 else {}
     return planted_by_fault(plan, rootpath) | {"weight_hash": "ab"[new.issuperset(rules["carries"])] * 16} | broken
 """
@@ -35,6 +42,7 @@ CASES = {
     "one of twelve": ({"carries": ["p03"]}, ["p03"]),
     "two together": ({"carries": ["p02", "p09"]}, ["p02", "p09"]),
     "one that needs another": ({"carries": ["p07"]}, ["p07", "p08"]),
+    "one that came": ({"carries": ["came"]}, ["came"]),
     "one that another needs": ({"carries": ["p08"]}, ["p08"]),
     "beside one that breaks the start": ({"carries": ["p03"], "breaks": ["p05", "p06"]}, ["p03"]),
 }
@@ -52,9 +60,10 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, timeout=120)
         [packages] = prefix.glob("lib/python*/site-packages")
         (packages / "base.pth").write_text(str(folder / "needed"))
-        for name in NAMES:
+        for name in [*NAMES, "typing_extensions", *(["came"] if version == "2.0" else ["gone"])]:
             needs = [f"p08>={version}"] if name == "p07" else []
-            with zipfile.ZipFile(make_wheel(folder, name, version, requires=needs)) as wheel:
+            text = Path(typing_extensions.__file__).read_text(encoding="utf-8") if name == "typing_extensions" else ""
+            with zipfile.ZipFile(make_wheel(folder, name, version, text, needs)) as wheel:
                 wheel.extractall(packages)
         found.append(f"python:{prefix}/bin/python")
     return found
@@ -84,8 +93,8 @@ def search(versioned, monkeypatch, capfd):
 )
 def test_smallest_set_of_packages_that_carries_the_change_is_found(search, ends, rules, found):
     code, changes, output = search(rules, *ends, "--over=packages")
-    assert (code, changes) == (1, [f"{name} 1.0 -> 2.0" for name in found]), output
-    assert "12 packages differ: p00 1.0 -> 2.0, " in output
+    assert (code, changes) == (1, [f"{name} {'absent' if name == 'came' else '1.0'} -> 2.0" for name in found]), output
+    assert "15 packages differ: came absent -> 2.0, gone 1.0 -> absent, p00 1.0 -> 2.0, " in output
     assert "p07 1.0 -> 2.0: only with p08 1.0 -> 2.0, by its requirements" in output
     message = f"{len(found)} packages together" if len(found) > 1 else changes[0]
     assert f"found: {message}" in output
