@@ -579,10 +579,12 @@ def format_value(value: Value, unit: str, *, exact: bool = False) -> str:
         return "-"
     if isinstance(value, str):
         return value[:12]
-    if exact:
-        return f"{value:,.0f} {unit}".rstrip() if value.is_integer() else f"{value!r} {unit}".rstrip()
-    if unit == "B":
+    if unit == "B" and not exact:
         return f"{value / 2**20:.5g} MiB"
+    if value % 1 == 0 and (exact or math.fabs(value) < 1e7):
+        return f"{value:,.0f} {unit}".rstrip()
+    if exact:
+        return f"{value!r} {unit}".rstrip()
     digits = f"{value:.4g}" if value == 0 or 1e-3 <= math.fabs(value) < 1e5 else f"{value:.3e}"
     return f"{digits} {unit}".rstrip()
 
