@@ -11,16 +11,13 @@ as that of FSDP with six layers on eight ranks, whose all-gathers wait for compu
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby, zip_longest
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -28,9 +25,7 @@ from markdown_it import MarkdownIt
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
-from pytest_aorta.report.timeline import BEFORE, Drawing, Row, drawn_schedules  # noqa: E402
-from pytest_aorta.result.trace.overlap import Lane, Part  # noqa: E402
-from pytest_aorta.result.trace.profiled_steps import Collective  # noqa: E402
+from pytest_aorta.report.timeline import drawn_schedules, svg  # noqa: E402
 from pytest_aorta.result.trace.schedule import play  # noqa: E402
 from tests.browser.chromium import find_chromium, open_browser  # noqa: E402
 from tests.unit.builders import git  # noqa: E402
@@ -145,84 +140,6 @@ def photograph(pages: dict[str, str]) -> None:
             browser.open(page)
             browser.size(892, browser.value("document.documentElement.scrollHeight"))
             browser.screenshot(DOCS / "_static" / file)
-
-
-BAR_COLORS: dict[str, str] = {
-    Lane.COMPUTE: "#0072b2",
-    Lane.COPY: "#8c959f",
-    Lane.EXPOSED: "#c4162a",
-    Lane.WAIT: "#d0d7de",
-    Part.STRAGGLER: "#b0578f",
-    Part.IDLE: "#d0d7de",
-    Collective.ALL_GATHER: "#d98e00",
-    Collective.REDUCE_SCATTER: "#00875f",
-    Collective.ALL_REDUCE: "#b0578f",
-    Collective.ALL_TO_ALL: "#c25400",
-    Collective.BROADCAST: "#2f8fce",
-    Collective.SEND_RECV: "#7c5a34",
-    Collective.OTHER: "#6e7781",
-}
-WIDTH, LEFT, ROW, GAP, LINE, LETTER = 960, 150, 14, 2, 18, 6
-ARROW = 'stroke="#1f2328" fill="none" marker-end="url(#tip)"'
-TIP = (
-    '<marker id="tip" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto">'
-    '<path d="M0 0L6 3L0 6Z"/></marker>'
-)
-
-
-def svg(panels: Sequence[tuple[str, Drawing]]) -> str:
-    """Return drawings of the page as one SVG, each below its title."""
-    parts: list[str] = []
-    top = 0.0
-    for title, drawing in panels:
-        parts.append(text(4, top + LINE, title, 'font-weight="600"'))
-        top += 1.5 * LINE
-        scale, middles, is_before = (WIDTH - LEFT - GAP) / (drawing.end - drawing.begin), [], False
-        for name, rows in groupby(drawing.rows, key=lambda row: row.name):
-            if name.endswith(BEFORE) is not is_before:
-                top, is_before = top + ROW / 2, not is_before
-            parts.append(text(4, top + 0.8 * ROW, name))
-            for row in rows:
-                parts += bars_of(row, drawing.begin, scale, top)
-                middles.append(top + ROW * row.height / 2)
-                top += ROW * row.height + GAP
-            top += GAP
-        for at, start, end in drawing.arrows:
-            tip = middles[end] - math.copysign(ROW / 2, middles[end] - middles[start])
-            left = LEFT + (at - drawing.begin) * scale
-            parts.append(f'<path d="M{left:.1f} {middles[start]:.1f}V{tip:.1f}" {ARROW}/>')
-        parts.append(text(WIDTH - GAP, top + LINE, f"{drawing.end:.4g} {drawing.unit}", 'text-anchor="end"'))
-        left = float(LEFT)
-        for kind in dict.fromkeys(bars.kind for row in drawing.rows for bars in row.bars):
-            parts.append(f'<rect x="{left:.0f}" y="{top + 8:.0f}" width="10" height="10" fill="{color(kind)}"/>')
-            parts.append(text(left + ROW, top + LINE, kind.replace("_", " ")))
-            left += 2 * LINE + LETTER * len(kind)
-        top += 2 * LINE
-    size = f'width="{WIDTH}" height="{top:.0f}" viewBox="0 0 {WIDTH} {top:.0f}"'
-    style = 'font-family="system-ui, sans-serif" font-size="12" fill="#1f2328"'
-    back = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{TIP}{back}{"".join(parts)}</svg>\n'
-
-
-def bars_of(row: Row, first: float, scale: float, top: float) -> Iterator[str]:
-    """Yield the bars of a row, by color."""
-    for bars in row.bars:
-        rects = (
-            f'<rect x="{LEFT + (begin - first) * scale:.1f}" width="{max(0.5, (end - begin) * scale):.1f}" '
-            f'y="{top:.1f}" height="{ROW * row.height:.1f}"><title>{escape(said or bars.kind)}</title></rect>'
-            for (begin, end), said in zip_longest(bars.spans, bars.texts)
-        )
-        yield f'<g fill="{color(bars.kind)}">{"".join(rects)}</g>'
-
-
-def color(kind: str) -> str:
-    """Return the color of a kind of bars."""
-    return BAR_COLORS.get(kind, BAR_COLORS[Collective.OTHER])
-
-
-def text(left: float, bottom: float, text: str, style: str = "") -> str:
-    """Return a line of text."""
-    return f'<text x="{left:.1f}" y="{bottom:.1f}" {style}>{escape(text)}</text>'
 
 
 if __name__ == "__main__":

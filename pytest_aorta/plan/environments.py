@@ -18,6 +18,8 @@ from hashlib import sha256
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from packaging.version import Version
+
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.processes import run_program
@@ -317,6 +319,21 @@ def _install(what: str, words: Sequence[str], python: str, own: Path, root: Path
     else:
         command = [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check"]
     run_logged(what, [*command, *words], own, root)
+
+
+def releases_of(package: str, root: Path, *, pre: bool) -> list[str]:
+    """Return the versions of a package that the index of the user's pip has, the oldest first; ``pre``: unfinished too.
+
+    Raises:
+        SpecError: pip is not installed, or knows none.
+    """
+    words = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check", package]
+    words += ["--pre"] if pre else []
+    status, output, complaint = run_program(words, command_environment(), PROBE_S, cwd=root)
+    listed = re.search(r"^Available versions: (.+)$", output, re.MULTILINE)
+    if status or listed is None:
+        raise SpecError(f"pip index versions {package}: {' '.join(complaint.strip().splitlines()[-1:])}")
+    return sorted(listed[1].split(", "), key=Version)
 
 
 def _requirements(lock: Path, own: Path, root: Path) -> Path:

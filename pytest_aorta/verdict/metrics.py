@@ -310,7 +310,7 @@ def _growth(kind: str, on_device: int | None, on_cpu: int, text: str) -> Metric:
     name, lower, scale = f"{kind}_growth", Direction.LOWER, Scale.POINTS
 
     def measure(facts: LaunchFacts) -> Value:
-        ranks = getattr(facts, name)
+        ranks = facts.growth_of(kind)
         return None if facts.simulated or not ranks else round(max(ranks), 3)
 
     default, at_most = (_default(points, lower, scale) for points in (on_device, on_cpu))
@@ -579,10 +579,12 @@ def format_value(value: Value, unit: str, *, exact: bool = False) -> str:
         return "-"
     if isinstance(value, str):
         return value[:12]
-    if exact:
-        return f"{value:,.0f} {unit}".rstrip() if value.is_integer() else f"{value!r} {unit}".rstrip()
-    if unit == "B":
+    if unit == "B" and not exact:
         return f"{value / 2**20:.5g} MiB"
+    if value % 1 == 0 and (exact or math.fabs(value) < 1e7):
+        return f"{value:,.0f} {unit}".rstrip()
+    if exact:
+        return f"{value!r} {unit}".rstrip()
     digits = f"{value:.4g}" if value == 0 or 1e-3 <= math.fabs(value) < 1e5 else f"{value:.3e}"
     return f"{digits} {unit}".rstrip()
 
