@@ -1,4 +1,4 @@
-"""A script that starts the checker of spmd_types, in a simulated world: its errors fail the test at the script's line."""
+"""A script that starts the checker of spmd_types in a simulated world: its errors fail the test at their line."""
 
 import pytest
 

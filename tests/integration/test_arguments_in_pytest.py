@@ -59,7 +59,10 @@ BEFORE_A_LAUNCH = [
         "workload.compare_arrangements('train.py', batch_arg='--b')",
         "a script without it needs parser.add_argument('--b', type=int)",
     ),
-    ("workload.compare_arrangements('train.py', ['--b=x'], batch_arg='--b')", "--b: got 'x' in the script's arguments"),
+    (
+        "workload.compare_arrangements('train.py', ['--b=x'], batch_arg='--b')",
+        "--b: the script's arguments ['--b=x'] have no integer of it",
+    ),
     ("workload.compare_arrangements({'workload': 'toy'})", "batch_size of toy is None, needed is an integer"),
     ("workload.compare(pair[0], 7)", "variant 7: allowed is a mapping with the name of a workload at the key "),
 ]
