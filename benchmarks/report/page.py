@@ -51,7 +51,7 @@ def main() -> None:
             with open_browser(program, folder / "profile") as page:
                 page.size(*_PICTURE)
                 for theme in ("light", "dark"):
-                    page.open(written[0], dark=theme == "dark")
+                    page.open(written, dark=theme == "dark")
                     page.value("document.getElementById('test-0').open = true")
                     time.sleep(1)
                     page.screenshot(given.pictures / f"report-{theme}.png")

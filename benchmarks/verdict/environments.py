@@ -77,7 +77,8 @@ def search(folder: Path, sides: list[str], carriers: list[str]) -> str:
     """Search the repository, print a row of the table, and return the outcome."""
     environ = os.environ | {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder / "leases")}
     environ |= {"XDG_CACHE_HOME": str(folder.parent / f"{folder.name}-cache")}
-    words = [*sides, "--over=packages", "--result=found.json", "--", "test_train.py::test_weights"]
+    test = ["test_train.py::test_weights", "--aorta-launcher=forkserver"]
+    words = [*sides, "--over=packages", "--result=found.json", "--", *test]
     command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", *words]
     began = time.monotonic()
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)

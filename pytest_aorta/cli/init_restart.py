@@ -61,8 +61,9 @@ def restart_of(runner: WorkloadRunner, target: ScriptTarget, pair: Pair) -> Rest
             continue
         words = map(repr, [target.script, own, args])
         return Restart(", ".join([*words, *(f"{key}={value!r}" for key, value in given.items())]), note)
-    shown = "; ".join(" ".join(args[len(own) :]) or "its arguments" for args in tried)
-    return Restart("", f"a restart is not tested: the script saves after step {after}, but goes on by none of: {shown}")
+    shown = " or ".join(" ".join(args[len(own) :]) or "its own arguments" for args in tried)
+    said = f"the script saves after step {after}, but does not load that with {shown}"
+    return Restart("", f"a restart is not tested: {said}")
 
 
 def _resuming(target: ScriptTarget, own: list[str], written: Sequence[str]) -> Iterator[list[str]]:

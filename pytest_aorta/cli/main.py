@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pytest_aorta.cli import ExitCode
+from pytest_aorta.common import renamed
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.processes import Terminated
 from pytest_aorta.common.text import printable
@@ -58,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: argparse found wrong usage, and the code is 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
-    arguments = parser(given).parse_args(given)
+    top = parser(given)
+    if given and given[0] in renamed.COMMANDS:
+        top.error(f"{given[0]}: use {renamed.COMMANDS[given[0]]}")
+    arguments = top.parse_args(given)
     arguments.command_line = ("aorta", *given)
     try:
         code = int(arguments.run(arguments))

@@ -7,6 +7,7 @@ LEASE_DIR = "AORTA_LEASE_DIR"
 # Set for the programs of a launch.
 AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; forked ranks read their parent's id
 STORE = "AORTA_STORE"  # by the torchrun agent for its ranks: the file through which they meet, in the agent's memory
+FIRST_PATH = "AORTA_FIRST_PATH"  # folders that a rank puts before, and after, its search path
 LATE_PATH = "AORTA_LATE_PATH"
 DEVICE = "AORTA_DEVICE"  # kind of device, for scripts too
 PLANT = "AORTA_PLANT"  # a fault for the ranks, as JSON, by `aorta selftest`

@@ -33,6 +33,8 @@ START_S = 300.0
 # Forking a process that has imported torch takes milliseconds.
 REPLY_S = 30.0
 MAX_LAUNCHES = 200
+# Each has torch imported, some 300 MB; a search has three versions at a time.
+MAX_SERVERS = 3
 # Variables that only ranks read, after the fork; every other variable may be read when torch is imported.
 _RANKS_OWN_PREFIXES = ("AORTA_", "PYTEST_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
 _RANKS_OWN = {"CUDA_VISIBLE_DEVICES"}
@@ -47,11 +49,12 @@ class _ServerUnfit(Exception):
 
 
 class ForkServers:
-    """The launcher of warm launches, which keeps at most one fork server for each version and kind of device."""
+    """The launcher of warm launches, which keeps the fork servers that were used last."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
-        self._servers: dict[tuple[str, str | None], ForkServer] = {}
+        # In order of their last uses.
+        self._servers: dict[Key, ForkServer] = {}
 
     @property
     def pids(self) -> list[int]:
@@ -80,17 +83,19 @@ class ForkServers:
             self._servers.popitem()[1].close()
 
     def _fit_server(self, plan: LaunchPlan) -> ForkServer:
-        # Launches of two versions alternate, and a launch must not end the other version's server.
-        slot = plan.world.device, plan.reference.name if plan.reference else None
         key = server_key(plan, self._environ)
-        server = self._servers.get(slot)
+        server = self._servers.pop(key, None)
         if server is not None:
             server.limit_s = plan.timeout_s
-            if not server.serves(key):
-                self._servers.pop(slot).close()
+            if not server.is_fit():
+                server.close()
                 server = None
         if server is None:
-            server = self._servers[slot] = ForkServer(plan, self._environ, key)
+            # Launches of two versions alternate, and a launch must not end the other version's server.
+            while len(self._servers) >= MAX_SERVERS:
+                self._servers.pop(next(iter(self._servers))).close()
+            server = ForkServer(plan, self._environ)
+        self._servers[key] = server
         on_gpu = plan.world.device in ACCELERATED
         server.prepare(plan.preload, launch_environment(plan, self._environ) if on_gpu else None)
         return server
@@ -106,8 +111,7 @@ class ForkServer:
         _ServerUnfit: The server does not start. Every method raises this error if the server does not answer.
     """
 
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], key: Key) -> None:
-        self._key = key
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
         self._num_launches = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
@@ -128,9 +132,9 @@ class ForkServer:
         """The server's process id."""
         return self._process.pid
 
-    def serves(self, key: Key) -> bool:
-        """Return whether the server can be used for another launch under ``key``."""
-        if key != self._key or self._num_launches >= MAX_LAUNCHES:
+    def is_fit(self) -> bool:
+        """Return whether the server can be used for another launch."""
+        if self._num_launches >= MAX_LAUNCHES:
             return False
         try:
             self.prepare()
@@ -224,4 +228,4 @@ def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
         for name, value in sorted(launch_environment(plan, environ).items())
         if name not in _RANKS_OWN and not name.startswith(_RANKS_OWN_PREFIXES)
     )
-    return of_imports, str(plan.cwd), python_command(plan)[0]
+    return plan.world.device, of_imports, str(plan.cwd), python_command(plan)[0]

@@ -1,8 +1,8 @@
 """Python environments: what an interpreter has installed, and environments that are built for a side.
 
 An environment is built from a file of requirements, or from the packages of another environment, whose files are linked
-and not copied. Some packages can be those of a third environment. uv, or pip where there is no uv, resolves and
-installs.
+and not copied. uv, or pip where there is no uv, resolves and installs. A mixture of two environments has what they have
+in common, built once, and a folder for each other package, which comes first on the search path.
 """
 
 import json
@@ -12,16 +12,19 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from packaging.version import Version
+
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.processes import run_program
-from pytest_aorta.plan.cache import command_environment, prepared, run_logged
+from pytest_aorta.plan.cache import PACKAGES, command_environment, prepared, run_logged
+from pytest_aorta.plan.workloads import ENTRY_POINT_GROUP
 
 PROBE_S = 120.0
 _PROBE = """
@@ -38,6 +41,17 @@ folders = [path for path in sys.path if path.endswith(("site-packages", "dist-pa
 known = {"missing": missing, "workloads": workloads, "folders": folders}
 print(json.dumps(known | {"prefix": sys.prefix, "version": sys.version.split()[0]}))
 """
+# Prints the modules that ranks have before they run code of the user.
+_LOADED = """
+import importlib, json, sys
+from pytest_aorta.launch.process.forkserver import PRELOADED
+
+for name in PRELOADED:
+    importlib.import_module(name)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+# Folders of libraries that torch loads without an import.
+_LIBRARIES = "nvidia"
 # What the ranks of a built environment have to be able to import.
 _PROOF = "import torch, pytest_aorta.worker"
 _MAX_SHOWN = 8
@@ -54,6 +68,8 @@ class Environment:
         folders: Folders of installed packages, in the order of its search path.
         harness: Folder with a link to this package, which its launches have first on their search path.
         workloads: Name of each installed workload -> folder and module.
+        early: Folders of single packages that come before ``folders`` from the start of a process.
+        late: Likewise, but ranks add them just before they run code of the user.
     """
 
     python: str
@@ -62,12 +78,14 @@ class Environment:
     folders: tuple[Path, ...]
     harness: Path
     workloads: Mapping[str, tuple[Path, str]]
+    early: tuple[Path, ...] = ()
+    late: tuple[Path, ...] = ()
 
     @cached_property
     def packages(self) -> dict[str, Distribution]:
         """The packages by normalized name."""
         found: dict[str, Distribution] = {}
-        for package in distributions(path=[*map(str, self.folders)]):
+        for package in distributions(path=[*map(str, (*self.early, *self.late, *self.folders))]):
             if name := package.metadata["Name"]:  # a package that is half removed has none
                 found.setdefault(normalized(name), package)
         return found
@@ -126,15 +144,13 @@ class Recipe:
         base: The environment whose interpreter it has.
         lock: File whose requirements are installed; None: the packages of ``base``, unless another one is named.
         requirements: Requirements that are installed last.
-        other: Environment of the packages ``moved``; None: no package is moved.
-        moved: Names of the packages whose files are those of ``other``.
+        without: Names of the packages of ``base`` that are left out.
     """
 
     base: Environment
     lock: Path | None = None
     requirements: tuple[str, ...] = ()
-    other: Environment | None = None
-    moved: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
 
     def build(self, root: Path, say: Callable[[str], None]) -> Environment:
         """Return the environment, which is built unless an earlier session has.
@@ -146,17 +162,17 @@ class Recipe:
         Raises:
             SpecError: The requirements can't be installed, or ranks can't import what they need.
         """
+        return probe(str(self.folder(root, say) / "bin/python"), root, say)
+
+    def folder(self, root: Path, say: Callable[[str], None]) -> Path:
+        """Return the folder of the environment, as in :meth:`build`."""
         lock = self.lock.read_bytes() if self.lock else b""
-        sides = [side.state() for side in (self.base, self.other) if side]
-        parts = [self.base.python, self.base.version, sides, str(self.lock), sha256(lock).hexdigest()]
-        parts += [self.requirements, sorted(self.moved), str(PACKAGE_ROOT)]
-        key = sha256(json.dumps(parts).encode()).hexdigest()[:16]
-        own = prepared(f"built-{key}", lambda own: self._make(own, root, say), lambda: "", say)
-        return probe(str(own / "bin/python"), root, say)
+        parts = [self.base.python, self.base.version, self.base.state(), str(self.lock), sha256(lock).hexdigest()]
+        name = _named("built", *parts, self.requirements, sorted(self.without), str(PACKAGE_ROOT))
+        return prepared(name, lambda own: self._make(own, root, say), lambda: "", say)
 
     def _make(self, own: Path, root: Path, say: Callable[[str], None]) -> None:
-        if not self.moved:
-            say(f"{own}: an environment is built")
+        say(f"{own}: an environment is built")
         own.mkdir()
         python = str(own / "bin/python")
         run_logged("venv", [self.base.python, "-m", "venv", "--without-pip", str(own)], own, root)
@@ -168,7 +184,7 @@ class Recipe:
         if self.requirements:
             wanted = " ".join(f"with:{requirement}" for requirement in self.requirements)
             _install(wanted, self.requirements, python, own, root)
-        if self.moved:  # the launch shows whether it starts
+        if self.without:  # perhaps without torch
             return
         harness = probe(python, root, say).harness
         environ = without_path(os.environ) | {"PYTHONPATH": str(harness)}
@@ -178,7 +194,7 @@ class Recipe:
 
     def _link(self, packages: Path) -> None:
         """Link the files of the packages into a new environment."""
-        left_out = set(_files(self.base, self.moved))
+        left_out = {path for name in sorted(self.without) for path in _files(self.base, name)}
         for folder in self.base.folders:
             for place, folders, names in os.walk(folder):
                 links = [name for name in folders if Path(place, name).is_symlink()]
@@ -187,21 +203,96 @@ class Recipe:
                     compiled = path.parent.name == "__pycache__" and source in left_out
                     if path not in left_out and not compiled:
                         _link(path, packages / path.relative_to(folder))
-        if self.other is not None:
-            for path in _files(self.other, self.moved):
-                folder = next(folder for folder in self.other.folders if path.is_relative_to(folder))
-                _link(path, packages / path.relative_to(folder))
 
 
-def _files(environment: Environment, names: frozenset[str]) -> Iterator[Path]:
-    """Yield the files of packages that are in folders of packages, so without programs."""
-    for package in (environment.packages[name] for name in sorted(names & environment.packages.keys())):
-        if package.files is None:
-            raise SpecError(f"{package.name} {package.version}: its files are not known; install it from a wheel")
-        for file in package.files:
-            path = Path(os.path.normpath(str(package.locate_file(file))))
-            if path.is_file() and any(path.is_relative_to(folder) for folder in environment.folders):
-                yield path
+def _named(kind: str, *parts: object) -> str:
+    """Return the name of a folder by what it is made of."""
+    return f"{kind}-{sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Two environments whose differing packages can be mixed.
+
+    Attributes:
+        good, bad: The environments.
+        names: The packages that differ.
+        root, say: As in :meth:`Recipe.build`.
+    """
+
+    good: Environment
+    bad: Environment
+    names: Sequence[str]
+    root: Path
+    say: Callable[[str], None]
+
+    def environment(self, moved: frozenset[str]) -> Environment:
+        """Return the environment in which the packages ``moved`` are those of the bad one, without building anything.
+
+        Raises:
+            SpecError: The files of a package are not known.
+        """
+        sides = {name: self.bad if name in moved else self.good for name in self.names}
+        folders = [_package(side, name, self.say) for name, side in sides.items() if name in side.packages]
+        early = tuple(folder for folder in folders if not self._loaded.isdisjoint(_modules(folder)))
+        found = {name: self.bad.workloads[name] for name in self.bad.workloads if self._owner(name) in moved}
+        late = tuple(folder for folder in folders if folder not in early)
+        return replace(self._common, early=early, late=late, workloads={**self.good.workloads, **found})
+
+    @cached_property
+    def _common(self) -> Environment:
+        """The environment of the packages that do not differ."""
+        own = Recipe(self.good, without=frozenset(self.names)).folder(self.root, self.say)
+        folders = tuple(own.glob("lib/python*/site-packages"))
+        return replace(self.good, python=str(own / "bin/python"), prefix=own, folders=folders)
+
+    @cached_property
+    def _loaded(self) -> set[str]:
+        """The modules that ranks have before they run code of the user, so that a later entry of the path is late."""
+        found = {_LIBRARIES}
+        for side in (self.good, self.bad) if "torch" in self.names else (self.good,):
+            environ = without_path(os.environ) | {"PYTHONPATH": str(side.harness)}
+            status, output, complaint = run_program([side.python, "-P", "-c", _LOADED], environ, PROBE_S, cwd=self.root)
+            if status:
+                raise SpecError(f"{side.python} can't import torch: {' '.join(complaint.strip().splitlines()[-1:])}")
+            found |= set(json.loads(output.splitlines()[-1]))
+        return found
+
+    def _owner(self, workload: str) -> str:
+        """Return the package of a workload of the bad environment that differs; empty if it does not."""
+        entries = {name: self.bad.packages[name].entry_points for name in self.names if name in self.bad.packages}
+        return next(
+            (name for name, found in entries.items() if workload in found.select(group=ENTRY_POINT_GROUP).names), ""
+        )
+
+
+def _package(environment: Environment, name: str, say: Callable[[str], None]) -> Path:
+    """Return a folder with the files of one package alone."""
+
+    def make(own: Path) -> None:
+        for path in _files(environment, name):
+            folder = next(folder for folder in environment.folders if path.is_relative_to(folder))
+            _link(path, own / PACKAGES / path.relative_to(folder))
+
+    made_of = _named("package", str(environment.prefix), environment.state(), name)
+    return prepared(made_of, make, lambda: "", say) / PACKAGES
+
+
+def _modules(folder: Path) -> set[str]:
+    """Return the names of the modules of the first level in a folder."""
+    return {entry.name.partition(".")[0] for entry in folder.iterdir() if not entry.name.endswith("-info")}
+
+
+def _files(environment: Environment, name: str) -> Iterator[Path]:
+    """Yield the files of a package that are in folders of packages, so without programs."""
+    if (package := environment.packages.get(name)) is None:
+        return
+    if package.files is None:
+        raise SpecError(f"{package.name} {package.version}: its files are not known; install it from a wheel")
+    for file in package.files:
+        path = Path(os.path.normpath(str(package.locate_file(file))))
+        if path.is_file() and any(path.is_relative_to(folder) for folder in environment.folders):
+            yield path
 
 
 def _link(path: Path, to: Path) -> None:
@@ -228,6 +319,21 @@ def _install(what: str, words: Sequence[str], python: str, own: Path, root: Path
     else:
         command = [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check"]
     run_logged(what, [*command, *words], own, root)
+
+
+def releases_of(package: str, root: Path, *, pre: bool) -> list[str]:
+    """Return the versions of a package that the index of the user's pip has, the oldest first; ``pre``: unfinished too.
+
+    Raises:
+        SpecError: pip is not installed, or knows none.
+    """
+    words = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check", package]
+    words += ["--pre"] if pre else []
+    status, output, complaint = run_program(words, command_environment(), PROBE_S, cwd=root)
+    listed = re.search(r"^Available versions: (.+)$", output, re.MULTILINE)
+    if status or listed is None:
+        raise SpecError(f"pip index versions {package}: {' '.join(complaint.strip().splitlines()[-1:])}")
+    return sorted(listed[1].split(", "), key=Version)
 
 
 def _requirements(lock: Path, own: Path, root: Path) -> Path:

@@ -22,7 +22,15 @@ from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, raised
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import did_you_mean
-from pytest_aorta.plan.cache import ENVIRONMENTS, PACKAGES, cache_folder, command_environment, prepared, run_logged
+from pytest_aorta.plan.cache import (
+    ENVIRONMENTS,
+    PACKAGES,
+    SETUP_S,
+    cache_folder,
+    command_environment,
+    prepared,
+    run_logged,
+)
 from pytest_aorta.plan.environments import Environment, Recipe, changes_text, probe, version_changes, without_path
 from pytest_aorta.plan.side import SideSpec, parse_side
 from pytest_aorta.plan.workloads import WorkloadSpec, check_environment, package_folder, read_workload
@@ -184,6 +192,22 @@ def first_parents(folder: Path, good: str, bad: str) -> list[str]:
     return line
 
 
+def clone_of(url: str, say: Callable[[str], None]) -> Path:
+    """Return the folder of a bare clone of a repository, which has all that the repository has now.
+
+    Raises:
+        SpecError: It can't be cloned.
+    """
+
+    def clone(own: Path) -> None:
+        say(f"{own}: {url} is cloned")
+        git(own.parent, "clone", "--bare", "--quiet", "--", url, str(own), limit_s=SETUP_S)
+
+    own = prepared(f"clone-{sha256(url.encode()).hexdigest()[:16]}", clone, lambda: "", say)
+    git(own, "fetch", "--quiet", "--tags", "--force", "origin", "+refs/heads/*:refs/heads/*", limit_s=SETUP_S)
+    return own
+
+
 def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
     """Return the output of a git command in ``folder``.
 
@@ -222,6 +246,7 @@ class Reference(Model, frozen=True, omit_defaults=True):
         harness: Folder with a link to this package, for another environment.
         installed: Name of each workload of another environment -> folder and module.
         variables: Environment variables of the ranks.
+        early, late: Folders of packages, as of an :class:`Environment`.
         differs: How the environment and the variables differ from those of the code under test; empty if they do not.
     """
 
@@ -233,6 +258,8 @@ class Reference(Model, frozen=True, omit_defaults=True):
     harness: Path | None = None
     installed: Mapping[str, tuple[Path, str]] = {}
     variables: Mapping[str, str] = {}
+    early: tuple[Path, ...] = ()
+    late: tuple[Path, ...] = ()
     differs: str = ""
 
     def __str__(self) -> str:
@@ -251,14 +278,14 @@ class Reference(Model, frozen=True, omit_defaults=True):
         caller's search path comes next, but in another environment last.
         """
         callers = [Path(entry) for entry in environ.get("PYTHONPATH", "").split(":") if entry]
-        early, late = [self.harness] if self.harness else [], [self.root]
+        early, late = [*([self.harness] if self.harness else []), *self.early], [self.root]
         if self.worktree:
             early, late = [self.worktree.packages, self.root / "src", self.root], []
             # Folders of the checkout in the caller's PYTHONPATH contain the code under test: replace them.
             callers = [self.worktree.counterpart(entry) if entry.is_absolute() else entry for entry in callers]
         if self.prefix is None:
             return {**environ, "PYTHONPATH": ":".join(map(str, [*early, *callers]))}
-        paths = {"PYTHONPATH": early, variables.LATE_PATH: [*callers, *late]}
+        paths = {"PYTHONPATH": early, variables.FIRST_PATH: self.late, variables.LATE_PATH: [*callers, *late]}
         return without_path(environ) | {name: ":".join(map(str, folders)) for name, folders in paths.items()}
 
     def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
@@ -388,6 +415,8 @@ class References:
             prefix=environment.prefix,
             harness=environment.harness,
             installed=environment.workloads,
+            early=environment.early,
+            late=environment.late,
             differs=changes_text(unset | version_changes(environment, self.own)),
         )
 

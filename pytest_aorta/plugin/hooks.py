@@ -6,12 +6,14 @@ tests with a launch need are imported inside functions.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.common import renamed
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.plan.options import OPTIONS, Option, Options, make_options
 from pytest_aorta.plugin import newhooks
@@ -47,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             text = option.help if option.ini_only else f"ini twin of {option.flag}"
             kind: Any = option.ini if _HAS_NUMBERS or option.ini not in ("int", "float") else "string"
             parser.addini(option.key, f"{text} (default: {option.shown_default})", kind, default=None)
+    for flag in renamed.OPTIONS:
+        group.addoption(flag, action="store_true", help=argparse.SUPPRESS)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -58,6 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check options and register markers, once the command line and the ini file are parsed."""
     for marker in MARKERS.values():
         config.addinivalue_line("markers", f"{marker.usage}: {marker.help}.")
+    for flag, instead in renamed.OPTIONS.items():
+        if config.getoption(flag):
+            config.issue_config_time_warning(DeprecationWarning(f"{flag}: {instead}"), stacklevel=2)
     try:
         options = _read_options(config)
         config.stash[RUN] = Run(config, options)

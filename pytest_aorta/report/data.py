@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError, BaselineError
-from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.result.reading import read_result
-from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord
+from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord, totals
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
 
@@ -100,17 +99,12 @@ class Test:
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a report.
-
-    ``num_launches`` counts all launches, and ``num_failed_launches`` those of them that left no valid result.
-    ``created_at`` is in UTC.
-    """
+    """The content of a report: the line of the summary in ``totals``, and its time, ``created_at``, in UTC."""
 
     title: str
     tests: tuple[Test, ...]
     warnings: tuple[str, ...] = ()
-    num_launches: int = 0
-    num_failed_launches: int = 0
+    totals: str = ""
     created_at: str = field(default_factory=lambda: time.strftime(UTC_FORMAT, time.gmtime()))
 
     @property
@@ -122,22 +116,6 @@ class Report:
     def final(self) -> tuple[TestRecord, ...]:
         """Return the records of the tests without the attempts that were retried."""
         return tuple(test.record for test in self.tests if not test.record.is_retried)
-
-    @property
-    def remarks(self) -> dict[str, bool]:
-        """Return the number of launches, then the other counts that are not zero -> whether something failed.
-
-        The other counts are launches that failed, tests that failed before a launch, tests without enough devices, and
-        attempts that were retried.
-        """
-        counts = (
-            (self.num_failed_launches, "launch", "failed", True),
-            (sum(record.failed_before_launch for record in self.final), "test", "failed before a launch", True),
-            (sum(record.is_skipped for record in self.final), "test", "skipped for lack of devices", False),
-            (len(self.tests) - len(self.final), "attempt", "retried", False),
-        )
-        found = {f"{counted(count, noun)} {rest}": is_failure for count, noun, rest, is_failure in counts if count}
-        return {f"{self.num_launches} in total": False} | found
 
 
 def _read_launches(launches: Sequence[ComparedLaunch]) -> tuple[tuple[Launch, ...], list[str]]:
@@ -160,9 +138,7 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     shown = [*(record for record in records if record.is_reported), *lost]
     tests = tuple(Test(record, tuple(_case(record, one) for one in record.comparisons)) for record in shown)
     warnings = tuple(warning for test in tests for case in test.cases for warning in case.warnings)
-    launched = sum(len(record.launches) for record in records)
-    failed = sum(record.num_failed_launches for record in records)
-    return Report(title, tests, warnings, launched, failed)
+    return Report(title, tests, warnings, totals(shown))
 
 
 def _case(record: TestRecord, comparison: Comparison) -> Case:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
+from pytest_aorta.common import renamed
 from pytest_aorta.common.errors import LaunchError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, raised_as
 from pytest_aorta.common.model import to_json
@@ -51,6 +53,16 @@ class DistributedWorld:
     def __repr__(self) -> str:
         """Return the name and the platform, which pytest shows above a failure."""
         return f"<{type(self).__name__} on {self.platform}>"
+
+    if not TYPE_CHECKING:  # a type checker would let every name pass
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a method by its name of version 0.1, with a warning."""
+            if name not in renamed.METHODS:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            now = renamed.METHODS[name]
+            warnings.warn(f"{name}() is {now}() since version 0.2", DeprecationWarning, stacklevel=2)
+            return getattr(self, now)
 
     def run(self, name: str, /, **config: Any) -> WorkloadResult:
         """Launch a workload with these config keys, and return its validated result.

@@ -285,7 +285,7 @@ def _transfer(kind: str) -> Metric:
     def measure(facts: LaunchFacts) -> Value:
         return facts.collectives[kind].transfer_ms if kind in facts.collectives else None
 
-    text = "transfers of a rank in a profiled step, hidden or not, without waits for late ranks"
+    text = "transfers of a profiled step, without waits"
     return Metric(f"{kind}_ms", "ms", MetricKind.TIMING, Direction.LOWER, None, measure, text)
 
 
@@ -310,7 +310,7 @@ def _growth(kind: str, on_device: int | None, on_cpu: int, text: str) -> Metric:
     name, lower, scale = f"{kind}_growth", Direction.LOWER, Scale.POINTS
 
     def measure(facts: LaunchFacts) -> Value:
-        ranks = getattr(facts, name)
+        ranks = facts.growth_of(kind)
         return None if facts.simulated or not ranks else round(max(ranks), 3)
 
     default, at_most = (_default(points, lower, scale) for points in (on_device, on_cpu))
@@ -422,7 +422,7 @@ _ROWS = (
         _POINTS,
     ),
     _recorded("peak_memory_bytes", "B", _MEMORY, _LOWER, 2, "largest peak of device memory over ranks"),
-    _recorded("peak_resident_bytes", "B", _MEMORY, _LOWER, None, "largest peak of a rank's memory on the host"),
+    _recorded("peak_resident_bytes", "B", _MEMORY, _LOWER, None, "largest peak of memory on the host"),
     _growth(
         "memory",
         10,
@@ -433,7 +433,7 @@ _ROWS = (
         "resident",
         None,
         10,
-        "growth of a rank's memory that is resident on the host, likewise",
+        "the same of memory that is resident on the host",
     ),
     _scheduled(
         "serialized_collectives",
@@ -480,7 +480,7 @@ _ROWS = (
         "copies of a step from the GPU to the host; on CPU ranks values that Python reads from tensors",
     ),
     replace(
-        _cost(Cost.COMPILED_GRAPHS, "", None, "graphs that torch.compile compiled before the measured steps"),
+        _cost(Cost.COMPILED_GRAPHS, "", None, "graphs compiled before the measured steps"),
         is_new=True,
     ),
     _cost(Cost.RECOMPILATIONS, "", None, "compilations of torch.compile in the measured steps"),
@@ -491,11 +491,9 @@ _ROWS = (
         _TIME,
         _LOWER,
         None,
-        "time of torch.compile before the measured steps, the longest of any rank",
+        "time of torch.compile before the measured steps",
     ),
-    _recorded(
-        "checkpoint_ms", "ms", _TIME, _LOWER, None, "median time for which an unedited script saves a checkpoint"
-    ),
+    _recorded("checkpoint_ms", "ms", _TIME, _LOWER, None, "time of a checkpoint of an unedited script"),
     _recorded("num_parameters", "", _COUNT, _EXACT, None, "parameters of the whole model"),
     _hash(PARAMETERS, "hash of the weights after the last step"),
     _hash(
@@ -581,10 +579,12 @@ def format_value(value: Value, unit: str, *, exact: bool = False) -> str:
         return "-"
     if isinstance(value, str):
         return value[:12]
-    if exact:
-        return f"{value:,.0f} {unit}".rstrip() if value.is_integer() else f"{value!r} {unit}".rstrip()
-    if unit == "B":
+    if unit == "B" and not exact:
         return f"{value / 2**20:.5g} MiB"
+    if value % 1 == 0 and (exact or math.fabs(value) < 1e7):
+        return f"{value:,.0f} {unit}".rstrip()
+    if exact:
+        return f"{value!r} {unit}".rstrip()
     digits = f"{value:.4g}" if value == 0 or 1e-3 <= math.fabs(value) < 1e5 else f"{value:.3e}"
     return f"{digits} {unit}".rstrip()
 

@@ -6,9 +6,10 @@ import math
 import os
 import random
 import runpy
+import site
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -228,10 +229,26 @@ def _begin(run_dir: Path) -> LaunchPlan:
         plant(planted)
     if plan.first_step:
         _first_steps.append(FirstStep(plan.first_step))
+    _put_first([*filter(None, os.environ.pop(variables.FIRST_PATH, "").split(":"))])
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
     return plan
+
+
+def _put_first(folders: Sequence[str]) -> None:
+    """Put folders of packages first on the search path.
+
+    Raises:
+        ImportError: A module of them was imported before, from another folder.
+    """
+    names = {entry.name.partition(".")[0]: folder for folder in folders for entry in Path(folder).iterdir()}
+    if loaded := sorted(names.keys() & sys.modules.keys()):
+        raise ImportError(f"{loaded[0]} was imported before {names[loaded[0]]} was put on the search path")
+    before = len(sys.path)
+    for folder in folders:
+        site.addsitedir(folder)
+    sys.path[:] = [*sys.path[before:], *sys.path[:before]]
 
 
 def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> RankResult:

@@ -331,16 +331,18 @@ class Observer:
         return original(*args, **kwargs)
 
     def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # A distributed checkpoint saves its tensors by torch.save, on several threads.
-        if self._is_saving or len(self._saved) >= _MOST_SAVED:
-            return original(*args, **kwargs)
         step, began_s = self.num_steps, time.perf_counter()
+        if len(self._saved) < _MOST_SAVED:
+            self._saved.setdefault(step, 0.0)
+        # A distributed checkpoint saves its tensors by torch.save, on several threads.
+        if self._is_saving or step not in self._saved:
+            return original(*args, **kwargs)
         self._is_saving = True
         try:
             return original(*args, **kwargs)
         finally:
             self._is_saving = False
-            self._saved[step] = self._saved.get(step, 0.0) + 1e3 * (time.perf_counter() - began_s)
+            self._saved[step] += 1e3 * (time.perf_counter() - began_s)
 
     def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if not self._absence.has_optimizer:
@@ -451,7 +453,8 @@ class Observer:
             [values[step - 1] for step in main.timed] if len(values) == main.num_steps else values
             for values in ((result.loss, result.grad_norm) if not self.record.hash_state else ([], []))
         )
-        saved = {"checkpoint_ms": median(self._saved.values())} if self._saved else {}
+        saving_ms = list(filter(None, self._saved.values()))
+        saved = {"checkpoint_ms": median(saving_ms)} if saving_ms else {}
         return result.replace(
             outside=result.outside | saved,
             loss=loss,

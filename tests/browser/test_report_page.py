@@ -69,8 +69,7 @@ def test_metrics_that_are_not_applicable_are_collapsed_until_asked_for(page):
 
 
 def test_failed_launches_and_failures_before_a_launch_are_counted(page):
-    assert texts(page, "#launches .failure") == ["2 launches failed", "1 test failed before a launch"]
-    assert texts(page, "#launches span")[0] == "22 in total"
+    assert "1 test failed before a launch" in texts(page, "#summary")[0]
     assert "1 failed launch" in texts(page, f"{entry('late_rank')} summary")[0]
     assert "failed before a launch" in texts(page, f"{entry('misspelled')} summary")[0]
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
+
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=1, device="cuda", warm=True),
@@ -35,7 +37,7 @@ VARIANTS = {
 NIGHTLY = [pytest.param(name, marks=pytest.mark.extended) for name in ("compiled", "aot_eager", "inductor")]
 
 
-def launch(workload, variant, **changes):
+def launch(workload: WorkloadRunner, variant, **changes):
     keys = TRAINING | VARIANTS[variant] | {"activation_checkpointing": "auto"} | changes
     return workload.run(keys.pop("workload"), **keys)
 
@@ -47,7 +49,7 @@ def bytes_of(result, name):
 
 # Those that compile take minutes.
 @pytest.mark.parametrize("variant", [*NIGHTLY, "eager", "loss in chunks"])
-def test_the_estimate_is_near_the_allocated_peak_and_the_choice_fits(workload, variant):
+def test_the_estimate_is_near_the_allocated_peak_and_the_choice_fits(workload: WorkloadRunner, variant):
     most = None
     for part in (None, 0.85, 0.7):
         budget = {} if part is None else {"memory_budget_bytes": int(part * most)}
@@ -61,7 +63,7 @@ def test_the_estimate_is_near_the_allocated_peak_and_the_choice_fits(workload, v
 
 
 @pytest.mark.parametrize("variant", [pytest.param("eager", marks=pytest.mark.extended), "aot_eager"])
-def test_recomputation_keeps_every_bit(workload, variant):
+def test_recomputation_keeps_every_bit(workload: WorkloadRunner, variant):
     exact = {"deterministic": True, "hash_every": 1, "warmup": 0}
     roomy = launch(workload, variant, **exact)
     budget = int(0.75 * bytes_of(roomy, "memory_estimate_bytes"))

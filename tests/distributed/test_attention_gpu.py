@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
 from pytest_aorta.common.errors import LaunchError
 from tests.distributed import small_llama
 
@@ -25,7 +26,7 @@ CELLS = {
 }
 
 
-def test_every_kernel_trains_alike_and_auto_takes_the_fastest(workload):
+def test_every_kernel_trains_alike_and_auto_takes_the_fastest(workload: WorkloadRunner):
     # The efficient kernel takes as many heads of keys as of queries.
     whole = TRAINING | {"n_kv_heads": TRAINING["n_heads"]}
     plain = workload.run("llama_fsdp2", attention="math", **whole)
@@ -35,21 +36,21 @@ def test_every_kernel_trains_alike_and_auto_takes_the_fastest(workload):
         assert result.loss == pytest.approx(plain.loss, rel=2e-3)
 
 
-def test_efficient_kernel_is_refused_for_fewer_heads_of_keys(workload):
+def test_efficient_kernel_is_refused_for_fewer_heads_of_keys(workload: WorkloadRunner):
     message = r"attention is 'efficient', which can't run on cuda .+ Allowed here are auto, cudnn, flash, math, flex"
     with pytest.raises(LaunchError, match=message):
         workload.run("llama_fsdp2", attention="efficient", **TRAINING)
 
 
 @pytest.mark.skipif(HAS_CUDNN, reason="nvidia-cudnn-frontend is installed")
-def test_cudnn_is_refused_in_a_deterministic_run_without_its_package(workload):
+def test_cudnn_is_refused_in_a_deterministic_run_without_its_package(workload: WorkloadRunner):
     message = r"attention is 'cudnn', which can't run on cuda \(deterministic, .+ nvidia-cudnn-frontend.+ flex"
     with pytest.raises(LaunchError, match=message):
         workload.run("llama_fsdp2", attention="cudnn", **DETERMINISTIC)
 
 
 @pytest.mark.parametrize(("kernel", "layout"), CELLS)
-def test_aot_eager_has_every_bit_of_fsdp2(workload, kernel, layout):
+def test_aot_eager_has_every_bit_of_fsdp2(workload: WorkloadRunner, kernel, layout):
     if kernel == "cudnn" and not HAS_CUDNN:
         pytest.skip("needs nvidia-cudnn-frontend")
     training = DETERMINISTIC | CELLS[kernel, layout] | {"attention": kernel}
@@ -58,7 +59,7 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, kernel, layout):
     assert (traced.weight_hashes, traced.loss, traced.grad_norm) == (eager.weight_hashes, eager.loss, eager.grad_norm)
 
 
-def test_recomputed_flex_and_filled_memory_have_every_bit_of_a_plain_run(workload):
+def test_recomputed_flex_and_filled_memory_have_every_bit_of_a_plain_run(workload: WorkloadRunner):
     kept = workload.run("llama_fsdp2", **DETERMINISTIC)
     assert kept.environment["attention"] == ("cudnn" if HAS_CUDNN else "flex")
     for changed in (

@@ -2,6 +2,8 @@
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
+
 pytestmark = [pytest.mark.world(size="all", device="cuda", warm=True), pytest.mark.launch_timeout(120)]
 
 SCRIPT = """
@@ -22,7 +24,7 @@ recorder.weights(model)
 
 
 @pytest.mark.parametrize("backend", [None, "nccl", "cpu:gloo,cuda:nccl"])
-def test_script_is_recorded_with_any_backend(workload, tmp_path, backend):
+def test_script_is_recorded_with_any_backend(workload: WorkloadRunner, tmp_path, backend):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(backend=backend))
     result = workload.run_script(script)
@@ -50,7 +52,7 @@ for _ in range(3):
 
 
 @pytest.mark.launch_timeout(60)
-def test_script_that_leaves_a_graph_with_collectives_ends(workload, tmp_path):
+def test_script_that_leaves_a_graph_with_collectives_ends(workload: WorkloadRunner, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(GRAPH)
     assert len(workload.run_script(script).step_times_ms) == 3

@@ -5,6 +5,8 @@
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
+
 from . import small_llama
 from .layouts import COLUMNS, LAYOUTS, REFERENCE
 
@@ -36,7 +38,7 @@ def test_rows_have_the_bits_of_fsdp2():
 
 
 @pytest.mark.parametrize("layout", list(rows()))
-def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
+def test_aot_eager_has_every_bit_of_fsdp2(workload: WorkloadRunner, layout):
     # Flex, which a launch compiles for seconds, is the kernel of latent attention.
     training = TRAINING | ({} if "size" in layout.config else {"attention": "flash"})
     eager = workload.run(REFERENCE, **training | layout.reference)

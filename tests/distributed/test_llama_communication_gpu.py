@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
 from tests.distributed import small_llama
 
 pytestmark = [pytest.mark.numerics, pytest.mark.launch_timeout(240)]
@@ -21,14 +22,14 @@ def kernels_of(result, pattern):
 
 
 @one_gpu
-def test_real_rotations_have_the_same_bits_in_both_implementations(workload):
+def test_real_rotations_have_the_same_bits_in_both_implementations(workload: WorkloadRunner):
     eager = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, rotary="real", **EXACT)
     traced = {"workload": "llama_simple_fsdp", "rotary": "real"}
     workload.compare(traced | EXACT, eager, steps=STEPS, metrics=["loss", "weight_hash"])
 
 
 @two_gpus
-def test_keys_that_move_parameters_keep_every_bit(workload):
+def test_keys_that_move_parameters_keep_every_bit(workload: WorkloadRunner):
     plain = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, **EXACT)
     buckets = {"blocks_per_bucket": 2}
     changed = {
@@ -42,7 +43,7 @@ def test_keys_that_move_parameters_keep_every_bit(workload):
 
 
 @two_gpus
-def test_copy_engines_gather_without_a_kernel_and_symmetric_memory_with_its_own(workload):
+def test_copy_engines_gather_without_a_kernel_and_symmetric_memory_with_its_own(workload: WorkloadRunner):
     by_kernels, by_engines, symmetric = (
         workload.run("llama_fsdp2", all_gather=kind, **LARGE) for kind in ("default", "copy_engine", "symmetric")
     )
@@ -53,7 +54,7 @@ def test_copy_engines_gather_without_a_kernel_and_symmetric_memory_with_its_own(
 
 
 @two_gpus
-def test_async_tensor_parallelism_replaces_collectives_of_blocks_and_trains_alike(workload):
+def test_async_tensor_parallelism_replaces_collectives_of_blocks_and_trains_alike(workload: WorkloadRunner):
     keys = {"tensor_parallel_degree": 2, "compile_blocks": True}
     whole = workload.run("llama_fsdp2", **LARGE | keys)
     divided = workload.run("llama_fsdp2", async_tensor_parallel=True, **LARGE | keys)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta import DistributedWorld
 from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.nodes import launch_on_nodes
 from pytest_aorta.plan.accelerators import visible_devices
@@ -18,7 +19,7 @@ from tests.unit.builders import make_plan
 
 @pytest.mark.world(size=2, device="cuda")
 @pytest.mark.smoke
-def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path):
+def test_two_nodes_train_over_nccl(distributed_world: DistributedWorld, tmp_path: Path):
     name = "fsdp"
     take = partial(lease, exclusive=False, wait_s=distributed_world.timeout_s, owner=name)
     leased = LeasedWorld(World(2, "cuda"), visible_devices(), take)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
 from tests.distributed import small_llama
 
 EXPERTS = small_llama.SIZE | {
@@ -15,7 +16,7 @@ EXPERTS = small_llama.SIZE | {
 
 
 @pytest.mark.world(size=2, device="cuda", warm=True)
-def test_kinds_are_those_that_the_host_asked_for(workload):
+def test_kinds_are_those_that_the_host_asked_for(workload: WorkloadRunner):
     """Check all-to-all, which consists of sends, so no kernel has its name."""
     result = workload.run("llama_fsdp2", **EXPERTS)
     assert [len(steps) for steps in result.overlap] == [3, 3]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pytest_aorta import ComparisonFailed
+from pytest_aorta import ComparisonFailed, WorkloadRunner
 from pytest_aorta.plan.accelerators import visible_devices
 
 pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
@@ -39,7 +39,7 @@ LOST = {
 @pytest.mark.world(size="all", device="cuda", warm=True)
 @pytest.mark.tolerance(overlap_ratio="5 points")
 @pytest.mark.parametrize(("config", "key"), LOST.values(), ids=LOST)
-def test_lost_overlap_is_caught_with_the_reason(workload, config, key):
+def test_lost_overlap_is_caught_with_the_reason(workload: WorkloadRunner, config, key):
     with pytest.raises(ComparisonFailed) as found:
         workload.compare(config | {key: False}, config | {key: True}, metrics=["overlap_ratio"])
     text = str(found.value)
@@ -52,7 +52,7 @@ import pytest
 
 @pytest.mark.world(size="all", device="cuda", warm=True)
 @pytest.mark.tolerance(overlap_ratio="5 points")
-def test_script(workload):
+def test_script(workload: WorkloadRunner):
     workload.check(workload.run_script("train.py"))
 """
 SCRIPT = """

@@ -7,6 +7,7 @@ import importlib.util
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
 from tests.distributed import small_llama
 from tests.distributed.test_parallel import LAYOUTS as ON_CPU
 from tests.distributed.test_parallel import UNCHANGED
@@ -72,7 +73,7 @@ def assert_alike(result, other, model):
     ],
     ids=["dense", "experts"],
 )
-def test_layouts_begin_with_the_same_weights(workload, model, names):
+def test_layouts_begin_with_the_same_weights(workload: WorkloadRunner, model, names):
     training, layouts, *_ = MODELS[model]
     initial = {
         name: workload.run("llama_fsdp2", **training | layouts[name] | UNCHANGED).weight_hashes["1"] for name in names
@@ -88,7 +89,7 @@ def test_layout_trains_as_fsdp_does(eager, model, layout):
 
 
 @pytest.mark.parametrize(("model", "layout"), COMPILED_TOO)
-def test_compiled_blocks_train_as_eager_ones(workload, eager, model, layout):
+def test_compiled_blocks_train_as_eager_ones(workload: WorkloadRunner, eager, model, layout):
     training, layouts, *_ = MODELS[model]
     compiled = workload.run("llama_fsdp2", compile_blocks=True, **training | layouts[layout])
     assert_alike(compiled, eager(layout, model), model)
@@ -103,14 +104,14 @@ def test_compiled_blocks_train_as_eager_ones(workload, eager, model, layout):
     ],
     ids=str,
 )
-def test_exchanges_that_are_repeated_or_gathered_ahead_have_every_bit(workload, eager, keys):
+def test_exchanges_that_are_repeated_or_gathered_ahead_have_every_bit(workload: WorkloadRunner, eager, keys):
     changed = workload.run("llama_fsdp2", **BFLOAT16 | OF_EXPERTS["ep 2"] | keys)
     plain = eager("ep 2", "experts, bfloat16")
     assert changed.weight_hashes == plain.weight_hashes
     assert (changed.loss, changed.grad_norm) == (plain.loss, plain.grad_norm)
 
 
-def test_a_rank_to_which_no_token_goes_takes_part(workload):
+def test_a_rank_to_which_no_token_goes_takes_part(workload: WorkloadRunner):
     # Four tokens per step.
     starved = BFLOAT16 | {"seq_len": 1, "top_k": 1, "steps": 3}
     reference = workload.run("llama_fsdp2", **starved)
@@ -118,20 +119,20 @@ def test_a_rank_to_which_no_token_goes_takes_part(workload):
     assert result.loss == pytest.approx(reference.loss, rel=2e-2)
 
 
-def test_a_pipeline_has_the_same_bits_again(workload, eager):
+def test_a_pipeline_has_the_same_bits_again(workload: WorkloadRunner, eager):
     one, other = eager("pp 2, fsdp 2"), workload.run("llama_fsdp2", **TRAINING | LAYOUTS["pp 2, fsdp 2"])
     assert (one.weight_hashes, one.loss, one.grad_norm) == (other.weight_hashes, other.loss, other.grad_norm)
 
 
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
-def test_two_stages_a_rank_have_the_bits_of_one(workload, schedule):
+def test_two_stages_a_rank_have_the_bits_of_one(workload: WorkloadRunner, schedule):
     changed = {"n_layers": 4, "gradient_accumulation": 4, "reduce_dtype": "bfloat16", "max_grad_norm": None}
     training = TRAINING | LAYOUTS["pp 2, fsdp 2"] | changed | {"reshard_after_forward": False}
     one, two = (workload.run("llama_fsdp2", pipeline_parallel_schedule=name, **training) for name in ("1F1B", schedule))
     assert (one.weight_hashes, one.loss) == (two.weight_hashes, two.loss)
 
 
-def test_a_checkpoint_goes_on_in_another_layout(workload, tmp_path):
+def test_a_checkpoint_goes_on_in_another_layout(workload: WorkloadRunner, tmp_path):
     folder = str(tmp_path / "saved")
     training = TRAINING | {"steps": 3}
     saved = workload.run("llama_fsdp2", save_checkpoint=folder, **training | LAYOUTS["replicas 2, tp 2"])
@@ -141,7 +142,7 @@ def test_a_checkpoint_goes_on_in_another_layout(workload, tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
-def test_float8_trains_nearly_as_bfloat16(workload, eager):
+def test_float8_trains_nearly_as_bfloat16(workload: WorkloadRunner, eager):
     float8 = workload.run("llama_fsdp2", float8_linear=True, **TRAINING | LAYOUTS["fsdp 4"])
     assert float8.weight_hashes["1"] != eager("fsdp 4").weight_hashes["1"]
     assert float8.loss == pytest.approx(eager("fsdp 4").loss, rel=2e-2)

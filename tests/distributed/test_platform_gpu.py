@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from pytest_aorta import DistributedWorld, WorkloadRunner
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.accelerators import open_sensors, visible_devices
 
@@ -13,7 +14,7 @@ MAX_READ_S = 0.005
 
 
 @pytest.mark.world(size=2, device="cuda", warm=True)
-def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload, config_of):
+def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload: WorkloadRunner, config_of):
     result = workload.run("fsdp", **(config_of("fsdp") | {"steps": 200}))
     facts = result.platform_facts
     print(json.dumps(to_builtins(facts), indent=2))
@@ -26,7 +27,7 @@ def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload, config_
 
 
 @pytest.mark.world(size=1, device="cuda")
-def test_reading_the_sensors_takes_hardly_any_time(distributed_world):
+def test_reading_the_sensors_takes_hardly_any_time(distributed_world: DistributedWorld):
     devices = visible_devices()
     sensors = open_sensors(devices)
     try:

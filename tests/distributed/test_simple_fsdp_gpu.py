@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from pytest_aorta import ComparisonFailed
+from pytest_aorta import ComparisonFailed, WorkloadRunner
 from tests.distributed import small_llama
 
 pytestmark = [
@@ -25,7 +25,7 @@ WIDE = {
 }
 
 
-def test_aot_eager_has_every_bit_of_fsdp2_in_two_blocks_of_the_8b(workload):
+def test_aot_eager_has_every_bit_of_fsdp2_in_two_blocks_of_the_8b(workload: WorkloadRunner):
     eager = workload.run("llama_fsdp2", steps=8, warmup=0, hash_every=1, **WIDE)
     for bucketing in ("transformer_block", "auto"):
         traced = {"workload": "llama_simple_fsdp", "bucketing": bucketing}
@@ -51,7 +51,7 @@ DEEPSEEK = {
     ],
     ids=["float32, full", "bfloat16, selective, compiled AdamW"],
 )
-def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workload, options):
+def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workload: WorkloadRunner, options):
     training = DEEPSEEK | {"steps": 5, "warmup": 0, "hash_every": 1} | options
     eager = workload.run("llama_fsdp2", **training)
     traced = {"workload": "llama_simple_fsdp", "bucketing": "transformer_block"}
@@ -64,7 +64,7 @@ def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workloa
     [pytest.param({}, marks=pytest.mark.extended), {"activation_checkpointing": "selective"}],
     ids=["kept", "selective"],
 )
-def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload, options):
+def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload: WorkloadRunner, options):
     training = TRAINING | {"steps": 25, "warmup": 0, "hash_every": 1} | options
     eager = workload.run("llama_fsdp2", **training)
     for label, keys in {"one graph": {}, "CUDA graph": {"cuda_graphs": True}}.items():
@@ -78,7 +78,7 @@ def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload
     ("recipe", "with_output", "bucketing"),
     [("tensorwise", True, "transformer_block"), ("rowwise", False, "transformer_block"), ("tensorwise", False, "auto")],
 )
-def test_float8_on_one_gpu_has_every_bit_of_fsdp2(workload, recipe, with_output, bucketing):
+def test_float8_on_one_gpu_has_every_bit_of_fsdp2(workload: WorkloadRunner, recipe, with_output, bucketing):
     training = TRAINING | {"float8_linear": True, "float8_recipe": recipe, "float8_output": with_output}
     eager = workload.run("llama_fsdp2", steps=5, warmup=0, hash_every=1, **training)
     traced = {"workload": "llama_simple_fsdp", "bucketing": bucketing}
@@ -86,7 +86,7 @@ def test_float8_on_one_gpu_has_every_bit_of_fsdp2(workload, recipe, with_output,
 
 
 @pytest.mark.world(size=2, device="cuda", warm=True)
-def test_fault_is_located_to_parameter_module_and_rank(workload):
+def test_fault_is_located_to_parameter_module_and_rank(workload: WorkloadRunner):
     """Locate the fault with the kernel of the weight hash, backward's own thread and compiled graphs on CUDA."""
     reference = {"workload": "llama_fsdp2"} | TRAINING
     candidate = {"workload": "llama_simple_fsdp", "fault": {"kind": "drop_gradient", "step": 2, "rank": 1}} | TRAINING

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
 from pytest_aorta.cli.selftest import SIGNS
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.plan.accelerators import visible_devices
@@ -41,7 +42,7 @@ def measured(result):
 
 @on_all
 @pytest.mark.parametrize("name", OF_WORKLOAD)
-def test_workload_measures_its_metrics(workload, name):
+def test_workload_measures_its_metrics(workload: WorkloadRunner, name):
     result = workload.run(name, steps=MIN_STEPS_P99, warmup=2, **CONFIG.get(name, {}))
     # One rank communicates nothing that could be hidden.
     lacking = OF_COLLECTIVES if result.world_size == 1 else set()
@@ -73,7 +74,7 @@ for step in range(160):
 
 
 @pytest.mark.world(size=1, device="cuda", warm=True)
-def test_unedited_script_measures_its_metrics(workload, tmp_path):
+def test_unedited_script_measures_its_metrics(workload: WorkloadRunner, tmp_path):
     (script := tmp_path / "train.py").write_text(LOOP)
     assert measured(workload.run_script(str(script))) >= OF_SCRIPT
 
@@ -82,12 +83,12 @@ COLD = """
 import pytest
 
 @pytest.mark.world(size=1, device="cuda", warm=False)
-def test_traced(workload):
+def test_traced(workload: WorkloadRunner):
     result = workload.run("llama_fsdp2", steps=3, warmup=1, n_layers=1, profile_steps=0)
     assert (result.profiler, result.launcher) == ("torch", "torchrun")
 
 @pytest.mark.world(size=1, device="cuda")
-def test_traced_script(workload):
+def test_traced_script(workload: WorkloadRunner):
     assert workload.run_script("train.py").profiler == "torch"
 """
 
@@ -108,7 +109,7 @@ torch.set_default_device("cuda")
 
 @on_all
 @pytest.mark.launch_timeout(15)
-def test_each_plant_shows_in_a_launch(workload, monkeypatch, tmp_path):
+def test_each_plant_shows_in_a_launch(workload: WorkloadRunner, monkeypatch, tmp_path):
     (script := tmp_path / "train.py").write_text(ON_GPUS + SCRIPT.replace('"gloo"', '"nccl"'))
     size = {Plant.SLOW_RANK: 300.0, Plant.MEMORY: float(1 << 30)}
 

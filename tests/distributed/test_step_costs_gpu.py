@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.distributed import small_llama
@@ -34,7 +35,7 @@ def judged(result, reference):
     return pair.judge([result.facts], [reference.facts])
 
 
-def test_a_script_s_further_kernel_and_wait_are_caught_in_one_launch(workload, tmp_path):
+def test_a_script_s_further_kernel_and_wait_are_caught_in_one_launch(workload: WorkloadRunner, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     reference = workload.run_script(str(script), ["none"])
@@ -50,7 +51,7 @@ def test_a_script_s_further_kernel_and_wait_are_caught_in_one_launch(workload, t
 
 
 @pytest.mark.parametrize("name", ["llama_fsdp2", "llama_simple_fsdp"])
-def test_costs_of_a_workload_repeat(workload, name):
+def test_costs_of_a_workload_repeat(workload: WorkloadRunner, name):
     launches = [workload.run(name, **small_llama.TRAINING).facts for _ in range(2)]
     assert launches[0].costs == launches[1].costs
     assert launches[0].costs[0].costs.kernels

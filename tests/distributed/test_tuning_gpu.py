@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from pytest_aorta import ComparisonFailed
+from pytest_aorta import ComparisonFailed, WorkloadRunner
 from pytest_aorta.common.errors import LaunchError
 
 pytestmark = [
@@ -46,7 +46,7 @@ def test_larger_batches_and_more_of_them_leave_less_exposed_a_sample(ranking):
     assert collective_ms(accumulated, "reduce_scatter") < 2 * collective_ms(small, "reduce_scatter")
 
 
-def test_steps_in_line_and_beside_compute_have_the_same_bits(workload, config_of):
+def test_steps_in_line_and_beside_compute_have_the_same_bits(workload: WorkloadRunner, config_of):
     small = {"dim": 256, "ffn_hidden": 512, "n_heads": 4, "n_layers": 3, "steps": 5, "warmup": 0, "hash_every": 1}
     exact = {"deterministic": True, "profile_steps": 0, "rows_per_table": 100}
     beside = workload.run("ranking", **config_of("ranking") | small | exact)
@@ -60,7 +60,7 @@ def test_steps_in_line_and_beside_compute_have_the_same_bits(workload, config_of
 
 
 @pytest.mark.tolerance(overlap_ratio="5 points")
-def test_one_hardware_queue_loses_overlap(workload, config_of):
+def test_one_hardware_queue_loses_overlap(workload: WorkloadRunner, config_of):
     """Start the kernels of all streams in the order in which the host enqueued them."""
     variant = {"workload": "ddp_overlap", **config_of("ddp"), "steps": 5, "profile_steps": 4}
     one = variant | {"environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
@@ -71,7 +71,7 @@ def test_one_hardware_queue_loses_overlap(workload, config_of):
 
 @pytest.mark.world(size=1, device="cuda", warm=True, simulated=False)
 @pytest.mark.parametrize("kind", ["h2d", "d2h"])
-def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workload, config_of, kind):
+def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workload: WorkloadRunner, config_of, kind):
     config = config_of("copy") | {"steps": 20, "copy_kind": kind}
     beside, in_line = (workload.run("copy_compute", overlap=overlap, **config) for overlap in (True, False))
     assert min(beside.rank_metrics["overlap_saving"]) > 0.1
@@ -79,6 +79,6 @@ def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workl
 
 
 @pytest.mark.world(size=1, device="cuda", warm=True, simulated=False)
-def test_priority_that_the_device_lacks_is_reported(workload, config_of):
+def test_priority_that_the_device_lacks_is_reported(workload: WorkloadRunner, config_of):
     with pytest.raises(LaunchError, match=r"priority is -99; allowed on this device is -\d+ to 0"):
         workload.run("copy_compute", **config_of("copy") | {"priority": -99})

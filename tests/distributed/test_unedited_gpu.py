@@ -2,6 +2,8 @@
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
+
 pytestmark = [pytest.mark.world(size=1, device="cuda", warm=True), pytest.mark.launch_timeout(240)]
 
 SCRIPT = """
@@ -29,7 +31,7 @@ for step in range(60):
 
 
 @pytest.mark.parametrize("way", ["ahead", "item"])
-def test_unedited_script_is_profiled_with_a_head_start_where_possible(workload, tmp_path, way):
+def test_unedited_script_is_profiled_with_a_head_start_where_possible(workload: WorkloadRunner, tmp_path, way):
     (script := tmp_path / "train.py").write_text(SCRIPT)
     result = workload.run_script(str(script), [way])
     [rank] = result.ranks

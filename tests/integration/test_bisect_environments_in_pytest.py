@@ -8,25 +8,41 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typing_extensions
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.reference import References
+from pytest_aorta.plan.side import parse_side
+from pytest_aorta.session.axes import Over, make_axis
 from tests.integration.conftest import FAKE_LAUNCHER
 from tests.integration.test_bisect_in_pytest import EXACT, NODE
+from tests.unit.builders import git
 from tests.unit.wheels import make_wheel
 
 # The weights are others if all of "carries" are new, and the launch fails if one of "breaks" is new and the other old.
 BY_PACKAGES = """
+EARLY = "typing_extensions"
 planted_by_fault = planted
 
 
 def planted(plan, rootpath):
     rules = json.loads((rootpath / "rules.json").read_text())
     new = {name for name, value in plan.reference.variables.items() if value == "2"}
+    if "since" in rules:
+        [info] = plan.reference.prefix.glob("lib/python*/site-packages/toy-*.dist-info")
+        is_new = info.name.removeprefix("toy-").removesuffix(".dist-info") in rules["since"]
+        return planted_by_fault(plan, rootpath) | {"weight_hash": "ab"[is_new] * 16}
     if plan.reference.prefix:
-        infos = plan.reference.prefix.glob("lib/python*/site-packages/*-2.0.dist-info")
-        new = {info.name.partition("-")[0] for info in infos}
-        modules = plan.reference.prefix.glob("lib/python*/site-packages/p*.py")
-        assert new == {path.stem for path in modules if "2.0" in path.read_text()}
+        shared = plan.reference.prefix.glob("lib/python*/site-packages")
+        folders = [*shared, *plan.reference.early, *plan.reference.late]
+        new = {info.name.partition("-")[0] for folder in folders for info in folder.glob("*-2.0.dist-info")}
+        modules = [path for folder in folders for path in folder.glob("[pct]*.py")]
+        assert new == {path.stem for path in modules if "VERSION = '2.0'" in path.read_text()}
+        assert len({path.stem for path in modules}) == len(modules)
+        assert ("came" in new) is any(path.stem == "came" for path in modules)
+        # What ranks import before code of the user is on the path from the start.
+        assert [path.stem for folder in plan.reference.early for path in folder.glob("*.py")] in ([], [EARLY])
     broken = {"raises": 1} if len(new.intersection(rules.get("breaks", []))) == 1 else {}
     return planted_by_fault(plan, rootpath) | {"weight_hash": "ab"[new.issuperset(rules["carries"])] * 16} | broken
 """
@@ -35,9 +51,11 @@ CASES = {
     "one of twelve": ({"carries": ["p03"]}, ["p03"]),
     "two together": ({"carries": ["p02", "p09"]}, ["p02", "p09"]),
     "one that needs another": ({"carries": ["p07"]}, ["p07", "p08"]),
+    "one that came": ({"carries": ["came"]}, ["came"]),
     "one that another needs": ({"carries": ["p08"]}, ["p08"]),
     "beside one that breaks the start": ({"carries": ["p03"], "breaks": ["p05", "p06"]}, ["p03"]),
 }
+IN_CI = ("two together", "one that needs another")
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +69,10 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, timeout=120)
         [packages] = prefix.glob("lib/python*/site-packages")
         (packages / "base.pth").write_text(str(folder / "needed"))
-        for name in NAMES:
+        for name in [*NAMES, "typing_extensions", *(["came"] if version == "2.0" else ["gone"])]:
             needs = [f"p08>={version}"] if name == "p07" else []
-            with zipfile.ZipFile(make_wheel(folder, name, version, requires=needs)) as wheel:
+            text = Path(typing_extensions.__file__).read_text(encoding="utf-8") if name == "typing_extensions" else ""
+            with zipfile.ZipFile(make_wheel(folder, name, version, text, needs)) as wheel:
                 wheel.extractall(packages)
         found.append(f"python:{prefix}/bin/python")
     return found
@@ -74,11 +93,17 @@ def search(versioned, monkeypatch, capfd):
     return run
 
 
-@pytest.mark.parametrize(("rules", "found"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("rules", "found"),
+    [
+        pytest.param(*case, id=name, marks=[] if name in IN_CI else [pytest.mark.extended])
+        for name, case in CASES.items()
+    ],
+)
 def test_smallest_set_of_packages_that_carries_the_change_is_found(search, ends, rules, found):
     code, changes, output = search(rules, *ends, "--over=packages")
-    assert (code, changes) == (1, [f"{name} 1.0 -> 2.0" for name in found]), output
-    assert "12 packages differ: p00 1.0 -> 2.0, " in output
+    assert (code, changes) == (1, [f"{name} {'absent' if name == 'came' else '1.0'} -> 2.0" for name in found]), output
+    assert "15 packages differ: came absent -> 2.0, gone 1.0 -> absent, p00 1.0 -> 2.0, " in output
     assert "p07 1.0 -> 2.0: only with p08 1.0 -> 2.0, by its requirements" in output
     message = f"{len(found)} packages together" if len(found) > 1 else changes[0]
     assert f"found: {message}" in output
@@ -108,3 +133,30 @@ def test_sides_that_differ_otherwise_or_not_at_all_are_refused(search, ends, cap
             code = int(str(ended.code))
         assert code in (1, 2)
         assert message in "".join(capfd.readouterr())
+
+
+def test_release_that_brought_the_change_in_is_found(search, ends, monkeypatch, tmp_path):
+    for version in ("1.0", "2.0", "2.1rc1", "9.0", "10.0"):
+        make_wheel(tmp_path, "toy", version)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    sides = [f"{ends[0]} with:toy=={version}" for version in ("1.0", "10.0")]
+    code, changes, output = search({"since": ["9.0", "10.0"]}, *sides, "--over=toy")
+    assert (code, changes) == (1, ["toy==9.0"]), output
+    assert "A/B with toy==2.0" in output
+
+
+def test_commits_of_a_package_are_those_between_two_tags(tmp_path):
+    git(tmp_path, "init", "-q", "toy")
+    for number in range(4):
+        git(tmp_path / "toy", "commit", "--allow-empty", "-qm", f"change {number}")
+        git(tmp_path / "toy", "tag", f"v{number}")
+    sides = [parse_side(f"with:toy@git+file://{tmp_path}/toy@{tag}") for tag in ("v1", "v3")]
+    references = References(None, tmp_path, print)
+    axis = make_axis(Over.RELEASES, (sides[0], sides[1]), references, "toy")
+    commits = [git(tmp_path / "toy", "rev-parse", tag) for tag in ("v2", "v3")]
+    assert [*axis.changes] == [f"toy @ git+file://{tmp_path}/toy@{commit}" for commit in commits]
+    with pytest.raises(SpecError, match="is not before"):
+        make_axis(Over.RELEASES, (sides[1], sides[0]), references, "toy")

@@ -35,6 +35,19 @@ def test_option_or_ini_value_that_is_not_allowed_is_a_usage_error(project, given
     assert message.format(project.path) in result.stderr.str()
 
 
+def test_names_of_version_0_1_work_with_a_warning(project):
+    project.write(
+        "test_old.py",
+        "def test_old(distributed_world):\n    assert distributed_world.launch == distributed_world.run\n",
+    )
+    result = project.run("--aorta-locate", "-W", "always::DeprecationWarning")
+    assert result.ret == 0
+    text = result.stdout.str()
+    assert "DeprecationWarning: --aorta-locate: failures are located without it" in text
+    assert "DeprecationWarning: launch() is run() since version 0.2" in text
+    assert "--aorta-locate" not in project.run("--help").stdout.str()
+
+
 KEYS = {"aorta_timeout": "60", "aorta_gpus": "0", "aorta_no_locate": "true", "aorta_max_launches": "4"}
 TYPED = """
 from pytest_aorta.plugin.hooks import RUN

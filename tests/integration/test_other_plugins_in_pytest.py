@@ -79,7 +79,7 @@ def test_time_limit_of_pytest_timeout_names_the_launch(project):
     [slow] = project.path.glob("kept/test-toy-py-test-slow-*/01-toy-*")
     page = (project.path / "out/report.html").read_text()
     assert f"see {slow}" in page
-    assert "1 launch failed" in page
+    assert "1 failed launch" in page
 
 
 def test_time_limit_of_pytest_timeout_ends_the_wait_for_devices(project):

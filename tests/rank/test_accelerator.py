@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pytest_aorta.worker import Delay, RankEnv, StepTimer, accelerator, environment_facts, workload
+from tests.unit.builders import run_python
 
 DEVICE = torch.device("mtia", 3)
 
@@ -83,3 +84,22 @@ def test_facts_name_the_model_and_no_version_of_another_vendor():
 def test_a_delay_without_a_kernel_that_spins_is_an_error_that_names_the_kind():
     with pytest.raises(ValueError, match="no kernel that spins on mtia"):
         Delay(DEVICE, 1.0)
+
+
+WITHOUT_MALLINFO = """
+import ctypes, mmap, torch
+from pytest_aorta.worker.accelerator import memory_in_use
+ctypes.CDLL = {cdll}
+before = memory_in_use(torch.device("cpu"))
+kept = mmap.mmap(-1, 64 << 20)
+kept.write(bytes(64 << 20))
+print(memory_in_use(torch.device("cpu")) - before >> 20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cdll", "least"), [("lambda _: object()", 60), ("ctypes.CDLL", 0)], ids=["other libc", "glibc"]
+)
+def test_memory_of_a_cpu_rank_is_the_resident_one_where_malloc_tells_nothing(cdll, least):
+    found = run_python("-c", WITHOUT_MALLINFO.format(cdll=cdll), check=True)
+    assert least <= int(found.stdout) < least + 20

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
 from tests.rank.ranks import own_group
 from tests.unit.builders import make_plan
+from tests.unit.wheels import make_wheel
 
 FORGETFUL = """
 import math
@@ -165,3 +167,25 @@ def test_groups_whose_collectives_a_graph_may_contain_are_not_destroyed(group, m
     _leave_process_groups()
     assert not dist.is_initialized()
     _leave_process_groups()
+
+
+LOOKING = """
+import importlib.metadata, first, json
+assert (first.VERSION, importlib.metadata.version("first")) == ("2.0", "2.0")
+"""
+
+
+def test_packages_of_a_side_come_first_and_none_was_imported_before(folder, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(LOOKING + LEAVING)
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
+    for name in ("first", "json"):
+        with zipfile.ZipFile(make_wheel(tmp_path, name, "2.0")) as wheel:
+            wheel.extractall(tmp_path / name)
+    monkeypatch.setenv("AORTA_FIRST_PATH", str(tmp_path / "first"))
+    if (child := os.fork()) == 0:
+        run_rank(tmp_path, folder, lambda: os._exit(1))
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    monkeypatch.setenv("AORTA_FIRST_PATH", str(tmp_path / "json"))
+    with pytest.raises(ImportError, match=r"^json was imported before .*/json was put on the search path$"):
+        run_rank(tmp_path, folder)

@@ -141,12 +141,14 @@ def estimated(workload, kind):
 
 
 KINDS = ("none", "full")
-LAYOUTS = {"FSDP 2": (2, {}), "FSDP 2, TP 2": (4, {"tensor_parallel_degree": 2})}
-OTHER_LAYOUTS = {
+LAYOUTS = {
+    "FSDP 2": (2, {}),
+    "FSDP 2, TP 2": (4, {"tensor_parallel_degree": 2}),
     "FSDP 2, bfloat16": (2, {"param_dtype": "bfloat16"}),
     "FSDP 2, not resharded": (2, {"reshard_after_forward": False}),
     "FSDP 2, CP 2": (4, {"context_parallel_degree": 2}),
 }
+IN_CI = ("full-FSDP 2", "none-FSDP 2, TP 2")
 LATENT = {"kv_lora_rank": 64, "q_lora_rank": 96, "qk_rope_head_dim": 16}
 DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128, "load_balance_coeff": 0.01}
 
@@ -154,11 +156,11 @@ DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128
 @pytest.mark.parametrize(
     ("size", "changes", "kind"),
     [
-        *[pytest.param(*layout, kind, id=f"{kind}-{name}") for name, layout in LAYOUTS.items() for kind in KINDS],
         *[
-            pytest.param(*layout, kind, id=f"{kind}-{name}", marks=pytest.mark.extended)
-            for name, layout in OTHER_LAYOUTS.items()
+            pytest.param(*layout, kind, id=name, marks=[] if name in IN_CI else [pytest.mark.extended])
+            for layout_name, layout in LAYOUTS.items()
             for kind in KINDS
+            for name in [f"{kind}-{layout_name}"]
         ],
         pytest.param(2, DEEPSEEK, "none", id="none-FSDP 2, latent attention and experts"),
     ],

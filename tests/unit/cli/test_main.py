@@ -61,6 +61,13 @@ def refused(capsys, *arguments: str) -> str:
 # baselines
 
 
+def test_subcommand_of_version_0_1_names_the_command_to_use(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["devices"])
+    assert ended.value.code == 2
+    assert "devices: use aorta doctor" in capsys.readouterr().err
+
+
 def test_baselines_of_a_moved_test_are_moved_to_its_place(here, capsys):
     old = next(path for path in here.glob("baselines/*/*.json") if f'"{CASE}"' in path.read_text())
     file = CASE.partition("::")[0]

@@ -38,10 +38,8 @@ def test_p99_of_few_steps_is_not_compared_by_default():
 def test_marked_p99_of_few_steps_is_refused_with_the_remedy():
     with pytest.raises(SpecError) as caught:
         check(make_facts(num_steps=20), baseline=make_baseline(), marked={"step_time_p99": Tolerance(0.1)})
-    assert str(caught.value) == (
-        "tolerance of step_time_p99: 20 steps were measured, but step_time_p99 needs at least 100; measure more steps, "
-        "or use step_time_tail5"
-    )
+    assert "step_time_p99 needs at least 100" in str(caught.value)
+    assert "use step_time_tail5" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,9 @@ def test_marked_p99_of_few_steps_is_refused_with_the_remedy():
 def test_baseline_of_another_config_is_missing_and_names_every_key(recorded, config, texts):
     row = check(make_facts(), baseline=make_baseline(config=recorded), config=config)["step_time_p50"]
     detail = f"the baseline was recorded with {texts[0]}, the test has {texts[1]}"
-    assert (row.outcome, row.reason) == (Outcome.MISSING, f"{detail}; record it again with --update-baselines")
+    assert row.outcome is Outcome.MISSING
+    assert row.reason.startswith(detail)
+    assert "--update-baselines" in row.reason
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_baseline_of_another_choice_of_checkpointing_is_missing_and_names_both(l
     baseline = make_baseline(launches=stored(*[chose("none on all 4 blocks")] * 10))
     row = check(*launches, baseline=baseline)["step_time_p50"]
     chosen = launches[-1].environment.get("activation_checkpointing")
-    assert (row.outcome, row.reason) == (
-        Outcome.MISSING,
-        f"the baseline was recorded with activation_checkpointing='none on all 4 blocks', which setup chose, and a "
-        f"launch with {chosen!r}; record it again with --update-baselines",
+    assert row.outcome is Outcome.MISSING
+    assert (
+        f"activation_checkpointing='none on all 4 blocks', which setup chose, and a launch with {chosen!r}"
+        in row.reason
     )
 
 
@@ -114,10 +114,8 @@ def test_launch_of_another_number_of_steps_misses_every_metric_of_the_baseline(n
     baseline = make_baseline(launches=stored(*[make_facts(**LONG)] * 10))
     verdicts = check(*[candidate] * 3, baseline=baseline)
     assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
-    assert verdicts["step_time_p99"].reason == (
-        f"the baseline was recorded with 100 measured steps, the test has {num_steps}; "
-        "if this is intended, replace it with --update-baselines --aorta-record=replace"
-    )
+    assert f"with 100 measured steps, the test has {num_steps}; " in verdicts["step_time_p99"].reason
+    assert "--update-baselines --aorta-record=replace" in verdicts["step_time_p99"].reason
     # The percentile needs 100 steps, so a launch of fewer steps has lost it and fails whatever --aorta-fail-on says.
     assert verdicts["step_time_p99"].is_lost is (num_steps < 100)
 
@@ -155,7 +153,7 @@ def test_cpu_timing_of_another_block_is_not_applicable(recorded):
     verdicts = check(on_cpu(), baseline=make_baseline(launches=stored(recorded)), marked=NAMED)
     assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
     row = verdicts["step_time_p50"]
-    assert row.reason == "times of CPU ranks are compared only within one hour on one machine"
+    assert "only within one hour on one machine" in row.reason
     assert row.baseline == 10.0
 
 
@@ -170,7 +168,7 @@ def test_gpu_timing_carries_over_between_blocks():
 def test_timing_of_another_launcher_is_not_applicable_and_its_numbers_are():
     verdicts = check(make_facts(launcher="forkserver"), baseline=make_baseline())
     assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
-    assert verdicts["step_time_p50"].reason == "ranks were started by forkserver, the baseline's by torchrun"
+    assert "by forkserver, the baseline's by torchrun" in verdicts["step_time_p50"].reason
 
 
 def quick(p10: float, slow: float = 1.1, late: float = 0.0, **changes):
@@ -208,7 +206,7 @@ def test_gross_changes_of_unmarked_times_of_cpu_ranks_are_found(launch, recorded
     if launch.cpu_wait != 0:
         assert all("waited for a CPU" in row.detail for row in rows if row.not_applicable)
     if expected[1] is Outcome.REGRESSION:
-        assert rows[1].detail == "the others wait for rank 1; look for what this rank alone does"
+        assert "wait for rank 1" in rows[1].detail
 
 
 @pytest.mark.parametrize(("cpu_wait", "is_open"), [(0.1, True), (1.5, False)])
@@ -229,9 +227,10 @@ NEWER = make_facts().environment | {"torch": "2.12.0"}
 
 def test_reasons_of_an_ab_speak_of_its_reference_not_of_a_baseline():
     hashed = compare([make_facts(environment=NEWER)] * 2, [make_facts()] * 2)["weight_hash"]
-    assert (hashed.outcome, hashed.reason) == (Outcome.NOT_APPLICABLE, "other environment: torch '2.11.0' -> '2.12.0'")
+    assert hashed.outcome is Outcome.NOT_APPLICABLE
+    assert "torch '2.11.0' -> '2.12.0'" in hashed.reason
     timed = compare([make_facts(launcher="forkserver")] * 2, [make_facts()] * 2)["step_time_p50"]
-    assert timed.reason == "ranks were started by forkserver, the reference's by torchrun"
+    assert "by forkserver, the reference's by torchrun" in timed.reason
 
 
 def test_timing_is_compared_in_another_numeric_environment():
@@ -326,7 +325,7 @@ def test_other_vendor_is_another_machine_if_both_sides_report_the_vendor():
     intel, amd = (PINNED_CPU | {"cpu_vendor": name} for name in ("GenuineIntel", "AuthenticAMD"))
     baseline = make_baseline(launches=stored(make_facts(environment=intel)))
     row = check(make_facts(environment=amd, block="elsewhere"), baseline=baseline)["weight_hash"]
-    assert row.detail == "other environment: cpu_vendor 'GenuineIntel' -> 'AuthenticAMD'"
+    assert "cpu_vendor 'GenuineIntel' -> 'AuthenticAMD'" in row.detail
     assert row.outcome is Outcome.NOT_APPLICABLE
 
 

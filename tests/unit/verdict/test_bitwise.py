@@ -70,17 +70,16 @@ def test_bits_that_differ_by_a_setting_are_a_regression_that_names_it():
     facts = {"torch": "2.11.0", "device": "cpu", "num_threads": 1}
     candidate = trained(loss=[3.0, 2.0, 9.0], environment=facts | {"num_threads": 2})
     row = rows(candidate, trained(environment=facts))["loss"]
-    assert (row.outcome, row.detail) == (
-        Outcome.REGRESSION,
-        "first in step 3, in 1 of 3 steps; changed settings: num_threads 1 -> 2",
-    )
+    assert row.outcome is Outcome.REGRESSION
+    assert "first in step 3" in row.detail
+    assert "num_threads 1 -> 2" in row.detail
 
 
 def test_bits_that_differ_between_environments_are_not_applicable():
     other = trained(loss=[3.0, 2.0, 9.0], environment={"torch": "2.13.0", "device": "cpu"})
     found = rows(other, trained())
     assert found["loss"].outcome is Outcome.NOT_APPLICABLE
-    assert found["loss"].reason == "other environment: torch '2.11.0' -> '2.13.0'"
+    assert "torch '2.11.0' -> '2.13.0'" in found["loss"].reason
     assert found["weight_hash"].outcome is Outcome.PASS
 
 
@@ -148,19 +147,16 @@ def line(kind, **odd):
 
 def test_first_parameter_is_that_of_registration_order_with_count_and_shape():
     found = line("weights", weights=["out.weight", "layers.0.w.weight"])
-    assert found == "2 of 3 parameters differ, first layers.0.w.weight [1, 4]"
+    assert "2 of 3 parameters differ, first layers.0.w.weight" in found
 
 
 def test_weights_alone_that_differ_were_changed_by_or_after_the_optimizer():
-    assert locate(result(weights=["tok.weight"]), result(), 2)[-1] == (
-        "so the weights were changed in the optimizer's step, or after it"
-    )
+    assert "changed in the optimizer's step" in locate(result(weights=["tok.weight"]), result(), 2)[-1]
     assert not locate(result(weights=["tok.weight"], gradients=["tok.weight"]), result(), 2)[-1].startswith("so ")
     first, then, *_, last = locate(result(weights=["tok.weight"], state=["tok.weight.exp_avg"]), result(), 2)
-    assert first == (
-        "step 1, optimizer: 1 of 3 numbers and tensors of the optimizer differ, first tok.weight.exp_avg [0, 4]"
-    )
-    assert then == "so tensors differed in step 1, before the values of step 2 did"
+    assert "step 1, optimizer: 1 of 3 " in first
+    assert "first tok.weight.exp_avg" in first
+    assert "differed in step 1, before " in then
     assert not last.startswith("so ")
 
 
@@ -180,7 +176,7 @@ def test_an_earlier_step_whose_tensors_differ_is_located_by_launches_of_its_own(
     keys = {"hash_operators_step", "hash_tensors", "hash_tensors_step"}
     lines = [*map(str, bitwise.locate_first(here, there, Difference(2, "loss"), keys, again, lambda _: None))]
     assert launched == [2, 2, 1, 1]
-    assert lines[1] == "tensors differ in step 1 already"
+    assert "step 1 already" in lines[1]
     assert "step 1, weights: 1 of 3 parameters differ, first tok.weight [0, 4]" in lines
 
 
@@ -212,20 +208,20 @@ def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():
         lambda *_: pytest.fail("launched"),
         lambda _: None,
     )
-    assert lines == [
-        "first difference: step 1, loss",
-        "not located further: a side has no config keys hash_operators_step and hash_tensors",
-    ]
+    first, why = lines
+    assert "step 1, loss" in first
+    assert "hash_operators_step and hash_tensors" in why
 
 
 def test_what_is_the_same_is_said():
-    assert line("gradients") == "all 3 gradients are the same"
+    assert "all 3 gradients" in line("gradients")
 
 
 def test_other_shape_of_the_same_values_is_a_difference():
     one, other = TensorHashes(["a"], [[2, 3]], {"2": ["0" * 32]}), TensorHashes(["a"], [[3, 2]], {"2": ["0" * 32]})
     here, there = (make_result([[1.0]], tensor_hashes={"weights": of}) for of in (one, other))
-    assert locate(here, there, 2) == ["step 2, weights: 1 of 1 parameters differ, first a [3, 2]"]
+    [line] = locate(here, there, 2)
+    assert "step 2, weights: 1 of 1 parameters differ, first a " in line
 
 
 MM, ADAMW, GATHER = "aten.mm.default", "aten._fused_adamw_.default", "c10d._allgather_base_.default"
@@ -243,10 +239,9 @@ STEP = [call(MM, "aw", "b"), call(GATHER, "b", "c", is_collective=True), call(MM
 
 def test_equal_steps_have_no_first_operator():
     assert first_operator(0, STEP, STEP) is None
-    assert locate_operator({0: STEP, 1: STEP}, {0: STEP, 1: STEP}) == (
-        "all 6 outputs of operators are the same on all 2 ranks; the capture zeroes new memory and waits at each "
-        "collective, which can hide a race"
-    )
+    found = locate_operator({0: STEP, 1: STEP}, {0: STEP, 1: STEP})
+    assert "all 6 outputs of operators" in found
+    assert "can hide a race" in found
     undefined = [call("bucketing._pre_bucket_all_gather.default", "a", "")]
     left_out = "left out, because they write only a part of their output: bucketing._pre_bucket_all_gather.default;"
     assert left_out in locate_operator({0: undefined}, {0: undefined})
@@ -254,10 +249,8 @@ def test_equal_steps_have_no_first_operator():
 
 def test_operator_that_computes_another_output_is_named_with_its_place():
     wrong = [replace(STEP[0], outputs=("x",)), call(GATHER, "x", "y", is_collective=True), call(MM, "xy", "z")]
-    assert locate_operator({0: wrong}, {0: STEP}) == (
-        "first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs gave another output "
-        "(some operators differ on 1 of 1 rank)"
-    )
+    found = locate_operator({0: wrong}, {0: STEP})
+    assert "first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs" in found
 
 
 def test_rank_that_only_received_the_difference_is_not_blamed():
@@ -320,11 +313,9 @@ def test_variants_with_other_operators_differ_only_where_equal_inputs_differ():
 
 def test_value_that_only_another_program_has_is_not_named():
     changed = [*other_program()[:2], call(MM, "bx", "z")]
-    assert locate_operator({0: changed}, {0: STEP}) == (
-        "none named, because no operator gave another output for the same inputs, and the variants run different "
-        "operators: the candidate alone _c10d_functional.all_gather_into_tensor.default in forward of layers.0 "
-        "(fsdp.py:3), the reference alone c10d._allgather_base_.default in forward of layers.0 (model.py:7)"
-    )
+    found = locate_operator({0: changed}, {0: STEP})
+    assert "candidate alone _c10d_functional.all_gather_into_tensor.default in forward of layers.0 (fsdp.py:3)" in found
+    assert "reference alone c10d._allgather_base_.default in forward of layers.0 (model.py:7)" in found
 
 
 def test_operator_that_the_reference_does_not_run_is_named():

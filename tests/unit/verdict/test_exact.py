@@ -62,7 +62,8 @@ def test_changed_number_fails_and_names_the_numeric_setting_that_changed(recorde
         environment=recorded | changed, weight_hashes=OTHER_WEIGHTS, final_loss=2.0, block="elsewhere"
     )
     row = check(candidate, baseline=baseline, marked={"final_loss": Tolerance(None)})[metric]
-    assert (row.outcome, row.detail) == (Outcome.REGRESSION, f"changed settings: {text}")
+    assert row.outcome is Outcome.REGRESSION
+    assert text in row.detail
 
 
 @pytest.mark.parametrize(("recorded", "changed", "text"), SETTINGS)
@@ -101,17 +102,18 @@ def test_regression_says_after_which_step_and_with_which_settings(recorded, chan
 def test_variant_with_another_setting_is_compared_and_its_setting_named():
     candidate = make_facts(environment=SLOWER_CPU, weight_hashes=OTHER_WEIGHTS)
     row = compare([candidate], [make_facts(environment=PINNED_CPU)])["weight_hash"]
-    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "changed settings: num_threads 1 -> 2")
+    assert row.outcome is Outcome.REGRESSION
+    assert "num_threads 1 -> 2" in row.detail
 
 
 def test_hash_of_an_earlier_step_is_lost_or_differs():
     early = make_facts(weight_hashes={"9": make_facts().weight_hashes["9"]})
     row = check(early, baseline=STABLE)["weight_hash"]
     assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
-    assert row.detail == "the last hash is that of step 9, the baseline's that of step 10"
+    assert "of step 9, the baseline's that of step 10" in row.detail
     row = check(make_facts(weight_hashes={"9": "f" * 16}), baseline=STABLE)["weight_hash"]
     assert (row.outcome, row.value) == (Outcome.REGRESSION, "f" * 16)
-    assert row.detail == "after step 9; the last hash is that of step 9, the baseline's that of step 10"
+    assert row.detail.startswith("after step 9; ")
 
 
 HASHES = {str(step): f"{step:x}" * 16 for step in range(1, 11)}
@@ -123,7 +125,7 @@ def test_hashes_of_earlier_steps_that_a_launch_lacks_are_lost_and_named():
     kept = {step: value for step, value in HASHES.items() if step not in ("3", "9")}
     row = check(make_facts(weight_hashes=HASHES), make_facts(weight_hashes=kept), baseline=baseline)["weight_hash"]
     assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
-    assert row.detail == "the launch has no hash of 2 steps for which the baseline has one: 3, 9"
+    assert "no hash of 2 steps for which the baseline has one: 3, 9" in row.detail
 
 
 def test_hashes_of_earlier_steps_that_only_the_launch_has_are_not_compared():
@@ -175,7 +177,7 @@ def test_loss_of_an_ab_is_decided_by_its_own_pairs():
 def test_ab_of_another_number_of_steps_is_missing(here, there):
     verdicts = compare([make_facts(**LONG | {"num_steps": here})] * 3, [make_facts(**LONG | {"num_steps": there})] * 3)
     assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
-    assert verdicts["step_time_p50"].detail == f"the reference ran {there} measured steps, the launch {here}"
+    assert f"ran {there} measured steps, the launch {here}" in verdicts["step_time_p50"].detail
 
 
 def test_change_that_can_be_the_cause_of_another_number_of_steps_is_a_regression():
