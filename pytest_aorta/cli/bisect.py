@@ -1,7 +1,8 @@
-"""``aorta bisect``: runs a test as a search for the commit, the packages or the variables that changed a metric."""
+"""``aorta bisect``: runs a test as a search for the commit, packages, variables or release that changed a metric."""
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.files import raised_as, write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit
+from pytest_aorta.plan.environments import normalized
 from pytest_aorta.plan.reference import check_side, commit_of, first_parents, setup_program
 from pytest_aorta.plan.side import SideSpec, parse_side
 from pytest_aorta.session.axes import Over
@@ -26,6 +28,7 @@ _PARTS: dict[Over, dict[str, Any]] = {
     Over.COMMITS: {"commit": ""},
     Over.PACKAGES: {"python": "", "lock": "", "requirements": ()},
     Over.VARIABLES: {"variables": {}},
+    Over.RELEASES: {"requirements": ()},
 }
 
 
@@ -34,8 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "aorta bisect [options] GOOD BAD -- NODE_ID [PYTEST OPTION ...]"
     parser.add_argument("good", metavar="GOOD", type=parse_side, help="commit, or side, before the change")
     parser.add_argument("bad", metavar="BAD", type=parse_side, help="commit, or side, with the change")
-    over = "what to search: the commits, the packages or the variables that differ (default: %(default)s)"
-    parser.add_argument("--over", choices=[*map(str, Over)], default=Over.COMMITS, help=over)
+    over = (
+        "what to search: the commits, packages or variables that differ, or a package by its name, of which GOOD and "
+        "BAD have two versions, or commits of git (default: %(default)s)"
+    )
+    parser.add_argument("--over", metavar="KIND", type=_over, default=Over.COMMITS, help=over)
     parser.add_argument(
         "--setup",
         metavar="COMMAND",
@@ -75,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: The search could not be carried out.
     """
     here = Path.cwd()
-    over = Over(arguments.over)
+    package = "" if arguments.over in [*Over] else arguments.over
+    over = Over.RELEASES if package else Over(arguments.over)
     good, bad = sides = _checked(arguments.good, "GOOD", here), _checked(arguments.bad, "BAD", here)
     same = [replace(side, text="", **_PARTS[over]) for side in sides]
     if same[0] != same[1] or (over is Over.COMMITS and not (good.commit and bad.commit)):
@@ -88,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
             commits = first_parents(here, good.commit, bad.commit)
         emit([f"{counted(len(commits), 'commit')} after {good.commit[:12]}, up to {bad.commit[:12]}"])
         sys.stdout.flush()
-    search = SearchRequest(sides, tuple(arguments.setup), arguments.metric, over)
+    search = SearchRequest(sides, tuple(arguments.setup), arguments.metric, over, package)
     with tempfile.TemporaryDirectory(prefix="aorta-bisect-") as folder:
         code, found = run_pytest(arguments.args, Path(folder), shows_output=True, search=search, tolerances=tolerances)
     if arguments.result:
@@ -101,6 +108,13 @@ def _checked(side: SideSpec, end: str, here: Path) -> SideSpec:
     with raised_as(UsageError, f"{end}: ", SpecError):
         check_side(side, here)
         return replace(side, commit=commit_of(here, side.commit)) if side.commit else side
+
+
+def _over(text: str) -> str:
+    kinds = [str(kind) for kind in Over if kind is not Over.RELEASES]
+    if text not in kinds and not re.fullmatch(r"\w[\w.-]*", text):
+        raise ArgumentTypeError(f"got {text!r}, allowed is one of {kinds}, or the name of a package")
+    return text if text in kinds else normalized(text)
 
 
 def _tolerance(text: str) -> tuple[str, str]:

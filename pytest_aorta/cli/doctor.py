@@ -22,6 +22,7 @@ from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import ByDevice, Device
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import find_workload
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_CPU_RANKS_PER_CORE, WorldSpec
 from pytest_aorta.session.history import keep_history, speed_checks, speed_folder
@@ -104,7 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> list[_Problem]:
     """Time the machine, print the times of the slowest rank, keep them, and report what moved since earlier checks."""
     folder = arguments.history or speed_folder()
-    options, before = given_options(arguments, history=folder), speed_checks(folder)
+    options = given_options(arguments, history=folder, launcher=LauncherKind.FORKSERVER)
+    before = speed_checks(folder)
     spec, world = find_workload(_CHECKED, ()), WorldSpec(arguments.nproc or ALL_DEVICES)
     with (
         tempfile.TemporaryDirectory(prefix="aorta-check-") as runs,

@@ -18,12 +18,13 @@ from hashlib import sha256
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from packaging.version import Version
+
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import some_of
 from pytest_aorta.plan.cache import PACKAGES, command_environment, prepared, run_logged
-from pytest_aorta.plan.workloads import ENTRY_POINT_GROUP
 
 PROBE_S = 120.0
 _PROBE = """
@@ -232,10 +233,12 @@ class Mixture:
             SpecError: The files of a package are not known.
         """
         sides = {name: self.bad if name in moved else self.good for name in self.names}
-        folders = [_package(side, name, self.say) for name, side in sides.items() if name in side.packages]
-        early = tuple(folder for folder in folders if not self._loaded.isdisjoint(_modules(folder)))
-        found = {name: self.bad.workloads[name] for name in self.bad.workloads if self._owner(name) in moved}
-        late = tuple(folder for folder in folders if folder not in early)
+        folders = {name: _package(side, name, self.say) for name, side in sides.items() if name in side.packages}
+        modules = {name: _modules(folder) for name, folder in folders.items()}
+        early = tuple(folders[name] for name in folders if not self._loaded.isdisjoint(modules[name]))
+        late = tuple(folder for folder in folders.values() if folder not in early)
+        theirs = set().union(*(modules[name] for name in moved & folders.keys()))
+        found = {name: place for name, place in self.bad.workloads.items() if re.split("[.:]", place[1])[0] in theirs}
         return replace(self._common, early=early, late=late, workloads={**self.good.workloads, **found})
 
     @cached_property
@@ -256,13 +259,6 @@ class Mixture:
                 raise SpecError(f"{side.python} can't import torch: {' '.join(complaint.strip().splitlines()[-1:])}")
             found |= set(json.loads(output.splitlines()[-1]))
         return found
-
-    def _owner(self, workload: str) -> str:
-        """Return the package of a workload of the bad environment that differs; empty if it does not."""
-        entries = {name: self.bad.packages[name].entry_points for name in self.names if name in self.bad.packages}
-        return next(
-            (name for name, found in entries.items() if workload in found.select(group=ENTRY_POINT_GROUP).names), ""
-        )
 
 
 def _package(environment: Environment, name: str, say: Callable[[str], None]) -> Path:
@@ -318,6 +314,21 @@ def _install(what: str, words: Sequence[str], python: str, own: Path, root: Path
     else:
         command = [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check"]
     run_logged(what, [*command, *words], own, root)
+
+
+def releases_of(package: str, root: Path, *, pre: bool) -> list[str]:
+    """Return the versions of a package that the index of the user's pip has, the oldest first; ``pre``: unfinished too.
+
+    Raises:
+        SpecError: pip is not installed, or knows none.
+    """
+    words = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check", package]
+    words += ["--pre"] if pre else []
+    status, output, complaint = run_program(words, command_environment(), PROBE_S, cwd=root)
+    listed = re.search(r"^Available versions: (.+)$", output, re.MULTILINE)
+    if status or listed is None:
+        raise SpecError(f"pip index versions {package}: {' '.join(complaint.strip().splitlines()[-1:])}")
+    return sorted(listed[1].split(", "), key=Version)
 
 
 def _requirements(lock: Path, own: Path, root: Path) -> Path:

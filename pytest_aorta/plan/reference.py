@@ -22,7 +22,15 @@ from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, raised
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import did_you_mean
-from pytest_aorta.plan.cache import ENVIRONMENTS, PACKAGES, cache_folder, command_environment, prepared, run_logged
+from pytest_aorta.plan.cache import (
+    ENVIRONMENTS,
+    PACKAGES,
+    SETUP_S,
+    cache_folder,
+    command_environment,
+    prepared,
+    run_logged,
+)
 from pytest_aorta.plan.environments import Environment, Recipe, changes_text, probe, version_changes, without_path
 from pytest_aorta.plan.side import SideSpec, parse_side
 from pytest_aorta.plan.workloads import WorkloadSpec, check_environment, package_folder, read_workload
@@ -182,6 +190,22 @@ def first_parents(folder: Path, good: str, bad: str) -> list[str]:
     if not line or git(folder, "rev-list", "--parents", "-n1", line[0]).split()[1:2] != [good]:
         raise SpecError(f"{good[:12]} is not before {bad[:12]} in git log --first-parent {bad[:12]}")
     return line
+
+
+def clone_of(url: str, say: Callable[[str], None]) -> Path:
+    """Return the folder of a bare clone of a repository, which has all that the repository has now.
+
+    Raises:
+        SpecError: It can't be cloned.
+    """
+
+    def clone(own: Path) -> None:
+        say(f"{own}: {url} is cloned")
+        git(own.parent, "clone", "--bare", "--quiet", "--", url, str(own), limit_s=SETUP_S)
+
+    own = prepared(f"clone-{sha256(url.encode()).hexdigest()[:16]}", clone, lambda: "", say)
+    git(own, "fetch", "--quiet", "--tags", "--force", "origin", "+refs/heads/*:refs/heads/*", limit_s=SETUP_S)
+    return own
 
 
 def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:

@@ -266,15 +266,10 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
         return {family: time.ms for family, time in self.kernels.items()}
 
-    @property
-    def memory_growth(self) -> list[float]:
-        """Return the growth of each rank's memory as a fraction of its median; empty if it is not known."""
-        return _fractions(self.memory_growth_bytes, self.memory_bytes)
-
-    @property
-    def resident_growth(self) -> list[float]:
-        """Return the growth of each rank's resident memory, likewise."""
-        return _fractions(self.resident_growth_bytes, self.resident_bytes)
+    def growth_of(self, memory: str) -> list[float]:
+        """Return the growth of each rank's ``memory`` or ``resident`` memory as a fraction of its median, if known."""
+        grown, used = (getattr(self, f"{memory}{part}_bytes") for part in ("_growth", ""))
+        return [more / of for more, of in zip(grown, used, strict=True)]
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
@@ -340,10 +335,6 @@ def _grown(ranks: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
     """Return the median and the growth of each rank's bytes; empty if they were read in too few steps."""
     is_known = all(len(values) >= _MIN_VALUES and min(values) > 0 for values in ranks)
     return [(used := round(median(values)), growth(values) * used) for values in ranks] if is_known else []
-
-
-def _fractions(grown: Sequence[float], used: Sequence[int]) -> list[float]:
-    return [more / of for more, of in zip(grown, used, strict=True)]
 
 
 def _largest(ranks: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import counted
-from pytest_aorta.plan.environments import Mixture, normalized, version_changes
-from pytest_aorta.plan.reference import Reference, References, first_parents, git
+from pytest_aorta.plan.environments import Mixture, normalized, releases_of, version_changes
+from pytest_aorta.plan.reference import Reference, References, clone_of, commit_of, first_parents, git
 from pytest_aorta.plan.side import SideSpec
 
 # The numbers of the changes that are applied to the good side.
@@ -27,6 +27,7 @@ class Over(StrEnum):
     COMMITS = "commits"
     PACKAGES = "packages"
     VARIABLES = "variables"
+    RELEASES = "releases"
 
 
 class Axis(ABC):
@@ -187,16 +188,62 @@ class Variables(Axis):
         return self.references.side(replace(self._side, text=self.short(point), variables=values))
 
 
+class Releases(Axis):
+    """The releases of a package, or the commits of its repository, after the good one up to the bad one."""
+
+    over, is_ordered = Over.RELEASES, True
+
+    def __init__(self, sides: Sequence[SideSpec], references: References, package: str) -> None:
+        super().__init__(references)
+        wanted = [
+            [one for one in map(Requirement, side.requirements) if normalized(one.name) == package] for side in sides
+        ]
+        if [len(found) for found in wanted] != [1, 1]:
+            raise SpecError(f"--over={package}: GOOD and BAD need one word with:{package}==VERSION each")
+        good, bad = (found[0] for found in wanted)
+        others = tuple(text for text in sides[0].requirements if normalized(Requirement(text).name) != package)
+        self._side = replace(sides[0], requirements=others)
+        if good.url and bad.url:
+            url = good.url.rpartition("@")[0]
+            clone = clone_of(url.removeprefix("git+"), references.say)
+            ends = [commit_of(clone, one.url.rpartition("@")[2]) for one in (good, bad) if one.url]
+            self._points = [f"{package} @ {url}@{commit}" for commit in (ends[0], *first_parents(clone, *ends))]
+        else:
+            known = releases_of(
+                package, references.rootdir, pre=bool(good.specifier.prereleases or bad.specifier.prereleases)
+            )
+            ends = [
+                next((one for one in known if side.specifier.contains(one, prereleases=True)), "")
+                for side in (good, bad)
+            ]
+            if "" in ends or known.index(ends[0]) >= known.index(ends[1]):
+                raise SpecError(
+                    f"--over={package}: GOOD and BAD are {good} and {bad}, the index has {', '.join(known)}"
+                )
+            self._points = [f"{package}=={one}" for one in known[known.index(ends[0]) : known.index(ends[1]) + 1]]
+        self.changes = self._points[1:]
+
+    def _open(self, point: Point) -> Reference:
+        requirements = (*self._side.requirements, self._points[len(point)])
+        return self.references.side(replace(self._side, text=self.short(point), requirements=requirements))
+
+    def short(self, point: Point) -> str:
+        """Return the requirement."""
+        return self._points[len(point)]
+
+    name = short
+
+
 _AXES = {axis.over: axis for axis in (Commits, Packages, Variables)}
 
 
-def make_axis(over: Over, sides: tuple[SideSpec, SideSpec], references: References) -> Axis:
+def make_axis(over: Over, sides: tuple[SideSpec, SideSpec], references: References, package: str = "") -> Axis:
     """Return the changes of a search.
 
     Raises:
         SpecError: A side can't be checked out or built, or nothing differs.
     """
-    axis = _AXES[over](sides, references)
+    axis = Releases(sides, references, package) if package else _AXES[over](sides, references)
     if not axis.changes:
         raise SpecError(f"GOOD and BAD have the same {over}")
     if not axis.is_ordered:

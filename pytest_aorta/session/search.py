@@ -1,14 +1,20 @@
 """The search for what changed a metric, each step of which is an A/B with the good side."""
 
+import json
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
+from pytest_aorta.common.files import write_text
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief, counted
+from pytest_aorta.plan.cache import cache_folder
 from pytest_aorta.plan.reference import Reference, References
 from pytest_aorta.plan.side import SideSpec
 from pytest_aorta.result.facts import LaunchFacts
@@ -25,6 +31,8 @@ MAX_PAIRS = 24
 # Errors that count as a point that does not start.
 _UNTESTABLE = (LaunchError, ResultError, SpecError, WorkloadFailed)
 _MAX_REASON = 300
+# A search that was interrupted longer ago starts anew.
+_RESUMED_S = 86400.0
 Launch: TypeAlias = Callable[[Point], LaunchFacts]
 
 
@@ -36,12 +44,14 @@ class SearchRequest(Model, frozen=True):
         setup: Words of each command that prepares the worktree of a commit.
         metric: The only metric to search; None for all metrics that the test compares.
         over: What differs between the sides.
+        package: The only package that differs, if the search is over its releases.
     """
 
     sides: tuple[SideSpec, SideSpec]
     setup: tuple[tuple[str, ...], ...]
     metric: str | None
     over: Over = Over.COMMITS
+    package: str = ""
 
 
 class Finding(Model, frozen=True):
@@ -57,6 +67,30 @@ class Finding(Model, frozen=True):
     text: str = ""
 
 
+class SearchLog:
+    """The points of a search that have been decided, from which the same search goes on if it was interrupted.
+
+    Attributes:
+        file: The file, which is deleted when the search ends.
+    """
+
+    def __init__(self, *made_of: object) -> None:
+        self.file = cache_folder() / "searches" / f"{sha256(repr(made_of).encode()).hexdigest()[:16]}.json"
+
+    def read(self) -> dict[Point, bool | None]:
+        """Return the points, and whether each carries the change; empty if the search was not interrupted lately."""
+        with suppress(OSError, ValueError):
+            if time.time() - self.file.stat().st_mtime < _RESUMED_S:
+                return {Point(numbers): carries for numbers, carries in json.loads(self.file.read_text("utf-8"))}
+        return {}
+
+    def write(self, known: Mapping[Point, bool | None]) -> None:
+        """Write the points that started."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        started = [(sorted(point), carries) for point, carries in known.items() if carries is not None]
+        write_text(self.file, json.dumps(started), durable=False)
+
+
 class Bisection:
     """The search of one run of pytest.
 
@@ -68,8 +102,17 @@ class Bisection:
 
     def __init__(self, request: SearchRequest, rootdir: Path, say: Callable[[str], None]) -> None:
         self.request = request
-        self.axis: Axis = make_axis(request.over, request.sides, References(None, rootdir, say, request.setup))
+        self.axis: Axis = make_axis(
+            request.over, request.sides, References(None, rootdir, say, request.setup), request.package
+        )
         self.finding: Finding = Finding()
+
+    def log(self, comparison: PairedComparison, metric: str) -> SearchLog:
+        """Return the log of the search for a metric, which is another one if the file of the test changes."""
+        test = self.axis.references.rootdir / comparison.case.partition("::")[0]
+        text = test.read_bytes() if test.is_file() else b""
+        changes = tuple(self.axis.changes)
+        return SearchLog(self.request, changes, comparison.case, comparison.marked, metric, sha256(text).hexdigest())
 
     def good(self) -> Reference:
         """Return the good side as a version to launch.
@@ -109,6 +152,7 @@ class Search:
     _started: set[Point] = field(default_factory=lambda: {GOOD})
     # Whether a point carries the change; None if it does not start.
     _known: dict[Point, bool | None] = field(default_factory=dict)
+    _log: SearchLog | None = None
 
     @property
     def _axis(self) -> Axis:
@@ -130,6 +174,10 @@ class Search:
             self.say(f"{ends.case}: not found: the ends do not differ")
             return ends
         self.say(f"{ends.case}: {aim}")
+        self._log = self.bisection.log(self.comparison, aim.metric)
+        if known := self._log.read():
+            self._known |= known
+            self.say(f"an interrupted search goes on after {counted(len(known), 'point')}; {self._log.file} has them")
         if _is_exact(aim) and _shows(aim, self._row(aim, GOOD)):
             raise self._undecided("launches of the good side differ; run the test in its deterministic mode", aim)
         raise self._found(aim, *(self._halved(aim) if self._axis.is_ordered else self._minimized(aim)))
@@ -173,6 +221,8 @@ class Search:
         """
         if point not in self._known:
             self._known[point] = self._tried(aim, point)
+            if self._log:
+                self._log.write(self._known)
         return self._known[point]
 
     def _tried(self, aim: Verdict, point: Point) -> bool | None:
@@ -214,6 +264,8 @@ class Search:
     def _ended(self, *lines: str, changes: tuple[str, ...] = ()) -> ComparisonFailed:
         text = "\n  ".join([f"{self.comparison.case}: {lines[0]}", *lines[1:]])
         self.bisection.finding = Finding(changes, text)
+        if self._log:
+            self._log.file.unlink(missing_ok=True)
         return ComparisonFailed(text)
 
     def _row(self, aim: Verdict, point: Point, other: Point = GOOD) -> Verdict | None:

@@ -226,7 +226,7 @@ def judge_growth(row: Row) -> Verdict:
     """
     allowed = row.tolerance.value or 0.0
     is_default = row.tolerance.origin is Origin.DEFAULT
-    here, there = ([getattr(facts, row.metric.name) for facts in side] for side in (row.launches, row.others))
+    here, there = ([facts.growth_of(row.metric.grows) for facts in side] for side in (row.launches, row.others))
     recorded = [max(ranks) for ranks in zip(*there, strict=False)]
     limits = [more + max(allowed, is_default * _GROWTH_VARIES * more) for more in recorded]
     least = [min(ranks) for ranks in zip(*here, strict=False)]

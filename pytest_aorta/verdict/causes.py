@@ -196,8 +196,8 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], sid
             f"the SM clock was {1 - ratio:.0%} lower than in the {side}: "
             f"{median(now_mhz):,.0f} against {median(before_mhz):,.0f} MHz"
         )
-    memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
-    if memory > MEMORY_GROWTH and not (reference and reference[-1].memory_growth):
+    memory = min(max(launch.growth_of("memory"), default=0.0) for launch in launches)
+    if memory > MEMORY_GROWTH and not (reference and reference[-1].growth_of("memory")):
         yield f"memory grows within a launch by at least {memory:.1%}; look for a leak"
     usual = [parted for other in reference for parted in other.description.replicas]
     new = (next((str(parted) for parted in one.replicas if parted not in usual), "") for one in described)

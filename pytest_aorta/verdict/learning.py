@@ -225,7 +225,7 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
         if abs(steps) > STEP_GROWTH[launches[0].device]:
             found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
         found += launch_notes([launch.description.throttled for launch in launches])
-    memory = median(max(launch.memory_growth, default=0.0) for launch in launches)
+    memory = median(max(launch.growth_of("memory"), default=0.0) for launch in launches)
     if metric.kind is MetricKind.MEMORY and memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by {format_change(memory)} or more")
     return found

@@ -310,7 +310,7 @@ def _growth(kind: str, on_device: int | None, on_cpu: int, text: str) -> Metric:
     name, lower, scale = f"{kind}_growth", Direction.LOWER, Scale.POINTS
 
     def measure(facts: LaunchFacts) -> Value:
-        ranks = getattr(facts, name)
+        ranks = facts.growth_of(kind)
         return None if facts.simulated or not ranks else round(max(ranks), 3)
 
     default, at_most = (_default(points, lower, scale) for points in (on_device, on_cpu))

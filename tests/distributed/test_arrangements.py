@@ -14,10 +14,8 @@ pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm
 IN_CI = (
     "",
     "fsdp2",
-    "times_ranks",
     "expert_lost",
     "ddp_reduced_in_bfloat16",
-    "same_data",
 )
 SHARED = [
     {"tensor_parallel_degree": 2, "batch_size": 4},

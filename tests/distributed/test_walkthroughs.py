@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.fresh import ROOT, Fresh, Shell
-from tests.integration.ci_runner import Workflow
+from tests.integration.ci_runner import Workflow, run_template
 from tests.unit.builders import git
 from tests.unit.docs.transcripts import difference
 
@@ -121,15 +122,9 @@ def test_readme_and_page_on_installation_work_by_copying(project):
     assert (project.folder / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("edit", "verdict", "says"),
-    [
-        ("", "\N{WHITE HEAVY CHECK MARK} pytest-aorta: 1 of 1 test passed", "1 test OK"),
-        ("print(loss.item())", "\N{CROSS MARK} pytest-aorta: 1 of 1 test failed", "::error file=train.py,line=27,"),
-    ],
-)
-def test_page_on_github_works_by_copying_and_its_job_comments(project, tmp_path, edit, verdict, says):
+@pytest.fixture
+def tested(project, tmp_path):
+    """The project with a test and its baseline, and a program in place of GitHub's."""
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "gh").write_text(f'#!/bin/sh\necho "$@" >>"{tmp_path}/gh"\n')
@@ -138,17 +133,44 @@ def test_page_on_github_works_by_copying_and_its_job_comments(project, tmp_path,
     done = project.run("pip install pytest-aorta && aorta init train.py -- --steps 20 && pytest --update-baselines")
     assert done.returncode == 0, done.stdout + done.stderr
     git(project.folder, "add", "test_train.py", "pytest.ini", "baselines")
-    assert len(follow(DOCS / "github.md", project)) == 2
-    assert (tmp_path / "gh").read_text().startswith("workflow run baselines --ref main -f lane=numerics")
-    assert git(project.folder, "status", "--porcelain") == ""
+    return project
 
-    script = project.folder / "train.py"
+
+def on_a_runner(project: Shell, page: str, home: Path) -> dict[str, str]:
+    """Follow a page, and return the variables of a runner, whose environment has what the job installs."""
+    follow(DOCS / page, project)
+    assert git(project.folder, "status", "--porcelain") == ""
+    assert git(project.folder, "log", "--format=%s", "origin/main", "-1").startswith("Test training on")
+    assert project.run(f"python3 -m venv {home}/runner && . {home}/runner/bin/activate").returncode == 0
+    return project.environment
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("edit", "verdict", "says"),
+    [
+        ("", "\N{WHITE HEAVY CHECK MARK} pytest-aorta: 1 of 1 test passed", "1 test OK"),
+        ("print(loss.item())", "\N{CROSS MARK} pytest-aorta: 1 of 1 test failed", "::error file=train.py,line=27,"),
+    ],
+)
+def test_page_on_github_works_by_copying_and_its_job_comments(tested, tmp_path, edit, verdict, says):
+    variables = on_a_runner(tested, "github.md", tmp_path)
+    assert (tmp_path / "gh").read_text().startswith("workflow run baselines --ref main -f lane=numerics")
+    script = tested.folder / "train.py"
     script.write_text(script.read_text().replace("loss.backward()", f"loss.backward(); {edit}"))
-    # The runner has an environment of its own, in which the action installs the requirements.
-    assert project.run(f"python3 -m venv {tmp_path}/runner && . {tmp_path}/runner/bin/activate").returncode == 0
     values = {"github.base_ref": "main", "vars.AORTA_REPOSITORY": "owner/pytest-aorta"}
-    job = Workflow(project.folder, project.environment | GITHUB_RUN, values, "pull_request")
+    job = Workflow(tested.folder, variables | GITHUB_RUN, values, "pull_request")
     done = job.run_job("github-pull-request.yml", "numerics")
     assert done.code == bool(edit), done.text
     assert says in done.text
     assert Path(done.used[COMMENT]["path"]).read_text(encoding="utf-8").startswith(f"## {verdict}")
+
+
+@pytest.mark.extended
+def test_page_on_gitlab_works_by_copying_and_its_job_runs(tested, tmp_path):
+    variables = on_a_runner(tested, "gitlab.md", tmp_path)
+    (included,) = yaml.safe_load((tested.folder / ".gitlab-ci.yml").read_text(encoding="utf-8"))["include"]
+    done = run_template(tested.folder, variables | {"CI_JOB_URL": "https://lab.test/jobs/5"}, **included["inputs"])
+    assert done.code == 0, done.text
+    findings = (tested.folder / "aorta/numerics/aorta.md").read_text(encoding="utf-8")
+    assert findings.startswith("## \N{WHITE HEAVY CHECK MARK} pytest-aorta: 1 of 1 test passed")

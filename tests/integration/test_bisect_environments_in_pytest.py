@@ -11,8 +11,13 @@ import pytest
 import typing_extensions
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.reference import References
+from pytest_aorta.plan.side import parse_side
+from pytest_aorta.session.axes import Over, make_axis
 from tests.integration.conftest import FAKE_LAUNCHER
 from tests.integration.test_bisect_in_pytest import EXACT, NODE
+from tests.unit.builders import git
 from tests.unit.wheels import make_wheel
 
 # The weights are others if all of "carries" are new, and the launch fails if one of "breaks" is new and the other old.
@@ -24,6 +29,10 @@ planted_by_fault = planted
 def planted(plan, rootpath):
     rules = json.loads((rootpath / "rules.json").read_text())
     new = {name for name, value in plan.reference.variables.items() if value == "2"}
+    if "since" in rules:
+        [info] = plan.reference.prefix.glob("lib/python*/site-packages/toy-*.dist-info")
+        is_new = info.name.removeprefix("toy-").removesuffix(".dist-info") in rules["since"]
+        return planted_by_fault(plan, rootpath) | {"weight_hash": "ab"[is_new] * 16}
     if plan.reference.prefix:
         shared = plan.reference.prefix.glob("lib/python*/site-packages")
         folders = [*shared, *plan.reference.early, *plan.reference.late]
@@ -124,3 +133,30 @@ def test_sides_that_differ_otherwise_or_not_at_all_are_refused(search, ends, cap
             code = int(str(ended.code))
         assert code in (1, 2)
         assert message in "".join(capfd.readouterr())
+
+
+def test_release_that_brought_the_change_in_is_found(search, ends, monkeypatch, tmp_path):
+    for version in ("1.0", "2.0", "2.1rc1", "9.0", "10.0"):
+        make_wheel(tmp_path, "toy", version)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    sides = [f"{ends[0]} with:toy=={version}" for version in ("1.0", "10.0")]
+    code, changes, output = search({"since": ["9.0", "10.0"]}, *sides, "--over=toy")
+    assert (code, changes) == (1, ["toy==9.0"]), output
+    assert "A/B with toy==2.0" in output
+
+
+def test_commits_of_a_package_are_those_between_two_tags(tmp_path):
+    git(tmp_path, "init", "-q", "toy")
+    for number in range(4):
+        git(tmp_path / "toy", "commit", "--allow-empty", "-qm", f"change {number}")
+        git(tmp_path / "toy", "tag", f"v{number}")
+    sides = [parse_side(f"with:toy@git+file://{tmp_path}/toy@{tag}") for tag in ("v1", "v3")]
+    references = References(None, tmp_path, print)
+    axis = make_axis(Over.RELEASES, (sides[0], sides[1]), references, "toy")
+    commits = [git(tmp_path / "toy", "rev-parse", tag) for tag in ("v2", "v3")]
+    assert [*axis.changes] == [f"toy @ git+file://{tmp_path}/toy@{commit}" for commit in commits]
+    with pytest.raises(SpecError, match="is not before"):
+        make_axis(Over.RELEASES, (sides[1], sides[0]), references, "toy")

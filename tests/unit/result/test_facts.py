@@ -59,7 +59,7 @@ def test_growth_of_steps_and_of_each_ranks_memory_is_kept():
     flat, growing = [100] * 10, [100 + number for number in range(10)]
     facts = make_result([steps, steps], memory_bytes=[flat, growing]).facts
     assert facts.description.step_time_growth == pytest.approx(0.6, abs=0.1)
-    assert facts.memory_growth == pytest.approx([0, 0.086], abs=0.01)
+    assert facts.growth_of("memory") == pytest.approx([0, 0.086], abs=0.01)
     assert (facts.memory_bytes, facts.memory_growth_bytes[1]) == ([100, 104], pytest.approx(9, abs=1))
 
 

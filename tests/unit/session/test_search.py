@@ -10,7 +10,7 @@ from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.axes import Axis, Over, Point
-from pytest_aorta.session.search import Finding, Search
+from pytest_aorta.session.search import Finding, Search, SearchLog
 from pytest_aorta.verdict.comparison import PairedComparison
 from tests.unit.builders import make_facts, with_p50
 
@@ -40,6 +40,12 @@ class Commits:
 
     axis = Line()
     finding = Finding()
+
+    def __init__(self) -> None:
+        self.own_log = SearchLog(str(NOISE.random()))
+
+    def log(self, comparison: PairedComparison, metric: str) -> SearchLog:
+        return self.own_log
 
     def end_failed(self, point: Point, error: AortaError) -> AortaError:
         return AortaError(f"end {len(point)}: {error}")
@@ -96,3 +102,29 @@ def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
     failing = Search(line, comparison, launch(0), lambda point: launch(len(point)), lambda _: None)
     with pytest.raises(AortaError, match="end 8: boom"):
         failing.run()
+
+
+def test_interrupted_search_goes_on_after_the_points_that_it_knows(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    commits, said = Commits(), []
+    comparison = PairedComparison("case", {}, ["num_parameters"], 12, "c0")
+
+    def launch(number: int) -> LaunchFacts:
+        said.append(f"launched c{number}")
+        if said.count("launched c6") == 1 and said[-1] == "launched c6":
+            raise KeyboardInterrupt
+        return make_facts(metrics={"num_parameters": 2.0 if number >= 7 else 1.0})
+
+    def run() -> None:
+        Search(commits, comparison, launch(0), lambda point: launch(len(point)), said.append).run()  # type: ignore[arg-type]
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    said.append("again")
+    with pytest.raises(ComparisonFailed, match="found: c7"):
+        run()
+    again = said[said.index("again") :]
+    assert any(line.startswith("an interrupted search goes on after 1 point; ") for line in again)
+    assert "launched c4" in said
+    assert "launched c4" not in again
+    assert not commits.own_log.file.exists()
