@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = [change for change, is_new in changes if is_new]
     rows = [change.cells for change in found]
     causes = [line for change in found for line in change.cause(histories)]
-    causes += began_to_fail(entries, checks_of(histories))
+    causes += _began_to_fail(entries, _checks_of(histories))
     total = f"{counted(len(rows), 'new change')}, {len(changes) - len(rows)} of earlier versions, in "
     total += f"{sum(len(history.points) for history in histories)} metrics of "
     needed = 2 * CONFIRMING_VERSIONS  # fewer versions show no change, however large it is
@@ -186,7 +186,7 @@ class _Change:
             after,
             is_exact=not METRICS[self.metric].has_noise,
             are_next=True,
-            checks=checks_of(histories, self.history.platform),
+            checks=_checks_of(histories, self.history.platform),
             moved=sum(part >= _MOVED_TOO for part in parts),
             stayed=sum(abs(part) <= _STAYED for part in parts),
             other_machine=all(len(part) == 1 for part in blocks) and blocks[0] != blocks[1],
@@ -204,13 +204,13 @@ def _cause_line(what: str, test: str, sides: Sides) -> list[str]:
     return [f"{what}: {line}"] if line else []
 
 
-def checks_of(histories: Sequence[_CaseHistory], platform: str = "") -> list[LaunchFacts]:
+def _checks_of(histories: Sequence[_CaseHistory], platform: str = "") -> list[LaunchFacts]:
     """Return the launches of the machine's speed check."""
     checks = (one for one in histories if one.case == SPEED_CASE and platform in ("", one.platform))
     return [launch for one in checks for launches in one.versions for launch in launches]
 
 
-def began_to_fail(entries: Sequence[HistoryEntry], checks: Sequence[LaunchFacts]) -> list[str]:
+def _began_to_fail(entries: Sequence[HistoryEntry], checks: Sequence[LaunchFacts]) -> list[str]:
     """Return a line for each case that failed in its newest run and passed before, if a cause can be told."""
     cases: dict[tuple[str, str], list[HistoryEntry]] = defaultdict(list)
     for entry in entries:

@@ -11,7 +11,7 @@ from pytest_aorta.verdict.statistics.decision import Scale
 _Format: TypeAlias = Callable[[Sequence[HistoryEntry]], Any]
 
 
-def pytorch_records(entries: Sequence[HistoryEntry]) -> list[dict[str, Any]]:
+def _pytorch_records(entries: Sequence[HistoryEntry]) -> list[dict[str, Any]]:
     """Return records of PyTorch's benchmark database, one per comparison and metric, with the value of each launch."""
     return [
         {
@@ -36,7 +36,7 @@ def _judged(entry: HistoryEntry, metric: Metric) -> dict[str, Any]:
     return {} if row is None else {"verdict": row.label, "baseline": row.baseline}
 
 
-def bencher_metrics(entries: Sequence[HistoryEntry]) -> dict[str, dict[str, Mapping[str, float]]]:
+def _bencher_metrics(entries: Sequence[HistoryEntry]) -> dict[str, dict[str, Mapping[str, float]]]:
     """Return Bencher's metric format: case -> metric -> median of the launches, between the least and the largest."""
     return {
         entry.comparison.case: {
@@ -61,4 +61,4 @@ def _measured(entry: HistoryEntry) -> Iterator[tuple[Metric, list[float]]]:
 
 
 # The format's name for ``aorta history --format`` -> what it makes of the comparisons of a run.
-FORMATS: dict[str, _Format] = {"pytorch": pytorch_records, "bmf": bencher_metrics}
+FORMATS: dict[str, _Format] = {"pytorch": _pytorch_records, "bmf": _bencher_metrics}

@@ -122,7 +122,7 @@ class Sides:
             return "", "both were launched in turn"
         if (hot := self.after.description.throttled) and not self.before.description.throttled:
             return hot, ""
-        speed = speed_change(self.checks, self.before, self.after)
+        speed = _speed_change(self.checks, self.before, self.after)
         if speed is not None:
             return speed, "" if speed else "the speed check of the machine did not move"
         if self.other_machine:
@@ -154,7 +154,7 @@ def judged_otherwise(before: Sequence[Verdict], after: Sequence[Verdict]) -> lis
     return [*dict.fromkeys(found + revisions)]
 
 
-def speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: LaunchFacts) -> str | None:
+def _speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: LaunchFacts) -> str | None:
     """Return what of the speed check moved between two launches; empty if nothing did, and None if it is not known."""
     first_s, last_s = before.provenance.moment_s, after.provenance.moment_s
     middle_s = (first_s + last_s) / 2

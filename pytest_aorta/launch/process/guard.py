@@ -72,7 +72,7 @@ class Guard:
         # The keeper stands for the agent: it takes the agent's signals, and ends as the agent does.
         self.agent_pid = _start_keeper(self.start_agent)
         reason = self.watch(began_s + self.spec["time_limit_s"])
-        leftover = sorted(descendants() - {self.agent_pid})
+        leftover = sorted(_descendants() - {self.agent_pid})
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
         if reason == "rank_gone" or (reason == "exit" and not self.agent_status):
@@ -170,7 +170,7 @@ class Guard:
         """Have every rank write its Python stacks; faulthandler does so even while the GIL is held."""
         with suppress(OSError):
             (self.ranks.parent / STOPPING_FILE).touch()
-        alive = descendants()
+        alive = _descendants()
         for folder in self.started():
             with suppress(ValueError, OSError):
                 pid = int(_tail(folder / "pid"))
@@ -208,7 +208,7 @@ def _has_children() -> bool:
     return True
 
 
-def descendants() -> set[int]:
+def _descendants() -> set[int]:
     """Return the process ids of all living descendants; zombies count until they are reaped."""
     # Reading the processes of a host with many cores, each with its kernel threads, takes a tenth of a second.
     if not _has_children():
@@ -232,7 +232,7 @@ def _kill_descendants(reap: Callable[[], None]) -> list[int]:
     """Kill every descendant of this process, and return those that are left after ``KILL_S`` seconds."""
     deadline_s = time.monotonic() + KILL_S
     while time.monotonic() < deadline_s:
-        alive = descendants()
+        alive = _descendants()
         if not alive:
             return []
         for pid in alive:
@@ -240,7 +240,7 @@ def _kill_descendants(reap: Callable[[], None]) -> list[int]:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
         reap()
-    return sorted(descendants())
+    return sorted(_descendants())
 
 
 def _start_keeper(start_agent: Callable[[], int]) -> int:
