@@ -17,6 +17,7 @@ from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -53,7 +54,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 # Folders of libraries that torch loads without an import.
 _LIBRARIES = "nvidia"
 # What the ranks of a built environment have to be able to import.
-_PROOF = "import torch, pytest_aorta.worker"
+_PROOF = "import torch, pytest_aorta.worker; print(1)"
 _MAX_SHOWN = 8
 
 
@@ -118,17 +119,21 @@ def probe(python: str, root: Path, say: Callable[[str], None]) -> Environment:
         write_link(own / PACKAGE_ROOT.name, PACKAGE_ROOT)
 
     harness = prepared(f"harness-{sha256(str(PACKAGE_ROOT).encode()).hexdigest()[:16]}", link, lambda: "", say)
-    environ = without_path(os.environ) | {"PYTHONPATH": str(harness)}
-    status, output, complaint = run_program([python, "-P", "-c", _PROBE], environ, PROBE_S, cwd=root)
-    if status:
-        problem = " ".join(complaint.strip().splitlines()[-1:])
-        raise SpecError(f"{python} can't run this version of pytest-aorta: {problem}; install pytest-aorta there")
-    found = json.loads(output)
+    found = _printed(python, _PROBE, harness, root, "can't run this version of pytest-aorta, so install it there")
     if missing := found["missing"]:
         raise SpecError(f"{python} can't import {' and '.join(missing)}; install what is missing there")
     workloads = {name: (Path(folder), module) for name, (folder, module) in found["workloads"].items()}
     folders = tuple(map(Path, found["folders"]))
     return Environment(python, Path(found["prefix"]), found["version"], folders, harness, workloads)
+
+
+def _printed(python: str, program: str, harness: Path, root: Path, problem: str) -> Any:
+    """Return the JSON that a program of an environment prints last."""
+    environ = without_path(os.environ) | {"PYTHONPATH": str(harness)}
+    status, output, complaint = run_program([python, "-P", "-c", program], environ, PROBE_S, cwd=root)
+    if status:
+        raise SpecError(f"{python} {problem}: {' '.join(complaint.strip().splitlines()[-1:])}")
+    return json.loads(output.splitlines()[-1])
 
 
 def without_path(environ: Mapping[str, str]) -> dict[str, str]:
@@ -186,11 +191,7 @@ class Recipe:
             _install(wanted, self.requirements, python, own, root)
         if self.without:  # perhaps without torch
             return
-        harness = probe(python, root, say).harness
-        environ = without_path(os.environ) | {"PYTHONPATH": str(harness)}
-        status, _, complaint = run_program([python, "-P", "-c", _PROOF], environ, PROBE_S, cwd=root)
-        if status:
-            raise SpecError(f"{python} fails at {_PROOF!r}: {' '.join(complaint.strip().splitlines()[-1:])}")
+        _printed(python, _PROOF, probe(python, root, say).harness, root, f"fails at {_PROOF!r}")
 
     def _link(self, packages: Path) -> None:
         """Link the files of the packages into a new environment."""
@@ -253,11 +254,7 @@ class Mixture:
         """The modules that ranks have before they run code of the user, so that a later entry of the path is late."""
         found = {_LIBRARIES}
         for side in (self.good, self.bad) if "torch" in self.names else (self.good,):
-            environ = without_path(os.environ) | {"PYTHONPATH": str(side.harness)}
-            status, output, complaint = run_program([side.python, "-P", "-c", _LOADED], environ, PROBE_S, cwd=self.root)
-            if status:
-                raise SpecError(f"{side.python} can't import torch: {' '.join(complaint.strip().splitlines()[-1:])}")
-            found |= set(json.loads(output.splitlines()[-1]))
+            found |= set(_printed(side.python, _LOADED, side.harness, self.root, "can't import torch"))
         return found
 
 

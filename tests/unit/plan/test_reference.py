@@ -547,7 +547,10 @@ def test_workload_that_another_environment_lacks_is_reported(opener, environment
 
 def test_environment_that_lacks_a_package_is_reported_with_its_name(opener, environment, tmp_path):
     (tmp_path / "needed").unlink()
-    for lacking in ("can't import torch; install", "No module named 'msgspec'; install pytest-aorta there"):
+    for lacking in (
+        "can't import torch; install",
+        "so install it there: ModuleNotFoundError: No module named 'msgspec'",
+    ):
         with pytest.raises(SpecError, match=f"--aorta-ab=python:{environment}: {environment} .*{lacking}"):
             opener(f"python:{environment}").open()
         install(environment, "torch/__init__.py")
@@ -558,7 +561,7 @@ def test_interpreter_that_can_not_be_run_is_reported(opener, project):
         opener("python:/absent/python").open()
     broken = write(project / "python", "#!/bin/sh\necho no such option >&2\nexit 2\n")
     broken.chmod(0o755)
-    with pytest.raises(SpecError, match=r"can't run this version of pytest-aorta: no such option"):
+    with pytest.raises(SpecError, match=r"can't run this version of pytest-aorta, so install it there: no such option"):
         opener("python:python").open()
 
 
