@@ -25,7 +25,7 @@ from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.environment import identity
 from pytest_aorta.verdict.metrics import Tolerance, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import DIFFERS, Note, NoteKind, ReferenceKind, Verdict, Verdicts
 
 R = TypeVar("R")
 
@@ -188,7 +188,15 @@ class RunningComparison:
         checks = speed_checks()
         # The host's own checks tell nothing of a baseline that another host recorded.
         is_of_host = others[-1].provenance.block in {one.provenance.block for one in checks}
-        sides = Sides(others[-1], here, is_exact=not all(noisy), in_turn=in_turn, checks=checks if is_of_host else ())
+        sides = Sides(
+            others[-1],
+            here,
+            is_exact=not all(noisy),
+            in_turn=in_turn,
+            # Metrics that can't be compared for it tell of the environment.
+            are_next=all(row.not_applicable in DIFFERS for row in failing),
+            checks=checks if is_of_host else (),
+        )
         line = sides.line(self.repeated.test, self.repeated.command)
         return [Note(line, NoteKind.MOVED)] if line else []
 

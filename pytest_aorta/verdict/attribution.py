@@ -26,7 +26,7 @@ _SPEED_CHANGE = ByDevice(0.05, cpu=0.25)
 # Launches of speed checks that stand for one side, those nearest in time.
 _NEAREST = 6
 # So many tests that all moved at once tell of the machine.
-_LEAST_TESTS = 3
+LEAST_TESTS = 3
 
 
 class Cause(StrEnum):
@@ -51,6 +51,8 @@ class Sides:
         judged: How the way of judging differs; empty if it does not.
         is_exact: Whether the metric depends on the code and the environment alone.
         in_turn: Whether both sides were launched in turn.
+        are_next: Whether the sides are neighbors in a history. What seldom changes is then likelier than the code, of
+            which every version has another one.
         checks: Launches of the machine's speed check.
         moved, stayed: How many other tests changed at the same time, and how many did not.
         other_machine: Whether all launches before are of one machine, and all launches after of another one.
@@ -61,6 +63,7 @@ class Sides:
     judged: Sequence[str] = ()
     is_exact: bool = False
     in_turn: bool = False
+    are_next: bool = False
     checks: Sequence[LaunchFacts] = ()
     moved: int = 0
     stayed: int = 0
@@ -68,19 +71,26 @@ class Sides:
 
     def cause(self) -> tuple[Cause, str] | None:
         """Return the cause with what tells it, or None if nothing does."""
-        method, environment = ", ".join([*self.judged, *self._method()]), ", ".join(self._environment())
-        code = " -> ".join(version_text(side.provenance.commit, side.provenance.dirty) for side in self._both)
-        code = "" if None in (side.provenance.commit for side in self._both) or self._is_same_code else code
-        if self.in_turn and environment and code:
+        sides = self.before, self.after
+        codes = [(one.provenance.commit, one.provenance.dirty) for one in sides]
+        is_other = codes[0] != codes[1] and all(commit for commit, _ in codes)
+        method = [*self.judged, *_changes("measured steps", *(one.num_steps for one in sides))]
+        method += _changes("launcher", *(one.launcher for one in sides))
+        harness = _changes("pytest-aorta", *(one.description.system.get(OWN_VERSION) for one in sides))
+        environment = machine_changes(self.after, self.before, is_exact=self.is_exact)
+        if self.in_turn:
+            environment += filter(None, [self.before.provenance.side.partition(": ")[2]])
+        if is_other and (harness or environment) and not (method or self.are_next):
             return None
         machine, steady = self._machine()
-        found = (
-            (Cause.METHOD, method),
-            (Cause.ENVIRONMENT, environment),
-            (Cause.MACHINE, machine),
-            (Cause.CODE, f"{code}; {steady}" if code and steady else ""),
-        )
-        return next(((cause, why) for cause, why in found if why), None)
+        versions = " -> ".join(version_text(*code) for code in codes)
+        found = {
+            Cause.METHOD: ", ".join(method + harness),
+            Cause.ENVIRONMENT: ", ".join(environment),
+            Cause.MACHINE: machine,
+            Cause.CODE: f"{versions}; {steady}" if is_other and steady else "",
+        }
+        return next(((cause, why) for cause, why in found.items() if why), None)
 
     def line(self, test: str, command: Callable[..., str]) -> str:
         """Return the cause, what tells it, and the command that settles it unless an A/B has; empty if nothing tells.
@@ -93,37 +103,16 @@ class Sides:
         return f"{cause}: {why}" + ("" if self.in_turn else f"; to settle it: {self._remedy(cause, test, command)}")
 
     def _remedy(self, cause: Cause, test: str, command: Callable[..., str]) -> str:
-        before, after = (side.provenance.commit or "HEAD" for side in self._both)
-        there, here = (side.environment.get("torch") for side in self._both)
+        before, after = ((side.provenance.commit or "HEAD")[:12] for side in (self.before, self.after))
+        there, here = (side.environment.get("torch") for side in (self.before, self.after))
         match cause:
             case Cause.MACHINE:
                 return "aorta doctor --check"
             case Cause.CODE if before != after:
-                return shlex.join(["aorta", "bisect", before[:12], after[:12], "--", test])
+                return shlex.join(["aorta", "bisect", before, after, "--", test])
             case Cause.ENVIRONMENT if there != here:
                 return command(f"--aorta-ab=with:torch=={there}")
-        return command(f"--aorta-ab={before[:12]}")
-
-    @property
-    def _both(self) -> tuple[LaunchFacts, LaunchFacts]:
-        return self.before, self.after
-
-    @property
-    def _is_same_code(self) -> bool:
-        before, after = (side.provenance for side in self._both)
-        return before.commit == after.commit and not (before.dirty or after.dirty)
-
-    def _method(self) -> Iterator[str]:
-        sides = [(one.num_steps, one.launcher, one.description.system.get(OWN_VERSION)) for one in self._both]
-        for name, there, here in zip(("measured steps", "launcher", "pytest-aorta"), *sides, strict=True):
-            if there != here and there and here:
-                yield f"{name} {there} -> {here}"
-
-    def _environment(self) -> Iterator[str]:
-        yield from machine_changes(self.after, self.before)
-        chosen = self.before.provenance.side.partition(": ")[2] if self.in_turn else ""
-        if chosen:
-            yield chosen
+        return command(f"--aorta-ab={before}")
 
     def _machine(self) -> tuple[str, str]:
         """Return what tells that the machine's speed changed, and what tells that it did not; either may be empty."""
@@ -131,7 +120,9 @@ class Sides:
             return "", "the metric does not depend on the machine's speed"
         if self.in_turn:
             return "", "both were launched in turn"
-        speed = speed_change(self.checks, *self._both)
+        if (hot := self.after.description.throttled) and not self.before.description.throttled:
+            return hot, ""
+        speed = speed_change(self.checks, self.before, self.after)
         if speed is not None:
             return speed, "" if speed else "the speed check of the machine did not move"
         if self.other_machine:
@@ -139,21 +130,28 @@ class Sides:
         tests = counted(1 + self.moved + self.stayed, "test")
         if self.stayed:
             return "", f"{1 + self.moved} of {tests} moved"
-        return (f"all {tests} moved at once" if 1 + self.moved >= _LEAST_TESTS else ""), ""
+        return (f"all {tests} moved at once" if 1 + self.moved >= LEAST_TESTS else ""), ""
+
+
+def _changes(name: str, there: object, here: object) -> list[str]:
+    return [f"{name} {there} -> {here}"] if there and here and there != here else []
 
 
 def judged_otherwise(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[str]:
     """Return how the way of judging differs between verdicts: tolerances, and revisions of the baseline."""
-    there, found = {row.metric: row for row in before}, dict[str, None]()
-    for row in after:
-        if (old := there.get(row.metric)) is None:
-            continue
-        if str(old.tolerance) != str(row.tolerance):
-            found[f"tolerance of {row.metric} {old.tolerance} -> {row.tolerance}"] = None
-        revisions = old.reference.revision, row.reference.revision
-        if None not in revisions and revisions[0] != revisions[1]:
-            found[f"baseline revision {revisions[0]} -> {revisions[1]}"] = None
-    return [*found]
+    there = {row.metric: row for row in before}
+    pairs = [(there[row.metric], row) for row in after if row.metric in there]
+    found = [
+        text
+        for old, row in pairs
+        for text in _changes(f"tolerance of {row.metric}", str(old.tolerance), str(row.tolerance))
+    ]
+    revisions = [
+        text
+        for old, row in pairs
+        for text in _changes("baseline revision", old.reference.revision, row.reference.revision)
+    ]
+    return [*dict.fromkeys(found + revisions)]
 
 
 def speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: LaunchFacts) -> str | None:

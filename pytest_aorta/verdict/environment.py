@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
-from pytest_aorta.result.system import OWN_VERSION
+from pytest_aorta.result.system import OWN_VERSION, PACKAGES
 from pytest_aorta.verdict.baseline import Baseline
 
 _VERSIONS = ("torch", "cuda", "hip", "cudnn", "triton")
@@ -60,16 +60,17 @@ def changes(facts: LaunchFacts, recorded: LaunchFacts) -> _Changes:
     return _Changes(text("other environment", of_machine=True), text("changed settings", of_machine=False))
 
 
-def machine_changes(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
-    """Return what of the machine, or of what is installed there, is known on both sides and differs, as text."""
+def machine_changes(facts: LaunchFacts, recorded: LaunchFacts, *, is_exact: bool) -> list[str]:
+    """Return what of the machine, or of what is installed there, is known on both sides and differs, as text.
+
+    Of what can move times alone, packages can move an exact metric too.
+    """
     here, there = (side.environment | side.description.system for side in (facts, recorded))
     left_out = {*_left_out(facts, recorded), OWN_VERSION}
+    left_out |= facts.description.system.keys() - {PACKAGES} if is_exact else set()
     known = sorted((here.keys() & there.keys()) - left_out, key=lambda key: (key != "torch", key))
-    return [
-        f"{key} {there[key]} -> {here[key]}"
-        for key in known
-        if here[key] != there[key] and _is_of_machine(key, here, there)
-    ]
+    differ = (key for key in known if here[key] != there[key] and _is_of_machine(key, here, there))
+    return [f"{key} {there[key]} -> {here[key]}" for key in differ]
 
 
 def _left_out(facts: LaunchFacts, recorded: LaunchFacts) -> set[str]:

@@ -79,4 +79,4 @@ def test_version_comes_from_the_tag(cloned):
 
 
 def test_a_copy_without_git_has_a_version(tree):
-    assert version_in(tree) == "0.1.0.dev0"
+    assert version_in(tree) == "0.2.0.dev0"
