@@ -103,8 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
             launch, files = partial(target.launch, DistributedWorld(launcher)), partial(files_of, Path.cwd())
             pair = settled(launch, lambda: files([str(_RESULTS)]))
             fit = fitted(pair, launcher.world)
-            arranged, found = _arranged(target, WorkloadRunner(launcher), pair.settings.get("fresh"))
-            restart = restart_of(DistributedWorld(launcher), target, pair)
+            runner = WorkloadRunner(launcher)
+            arranged, found = _arranged(target, runner, pair.settings.get("fresh"))
+            restart = restart_of(runner, target, pair)
     with raised_as(AortaError, f"{_RESULTS}: can't be written: "):
         write_text(_RESULTS / ".gitignore", "*\n")  # baselines are committed, results are not
     with raised_as(AortaError, f"{test}: can't be written: "), test.open("x", encoding="utf-8") as new:

@@ -23,8 +23,8 @@ from packaging.version import Version
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.processes import run_program
+from pytest_aorta.common.text import some_of
 from pytest_aorta.plan.cache import PACKAGES, command_environment, prepared, run_logged
-from pytest_aorta.plan.workloads import ENTRY_POINT_GROUP
 
 PROBE_S = 120.0
 _PROBE = """
@@ -233,10 +233,12 @@ class Mixture:
             SpecError: The files of a package are not known.
         """
         sides = {name: self.bad if name in moved else self.good for name in self.names}
-        folders = [_package(side, name, self.say) for name, side in sides.items() if name in side.packages]
-        early = tuple(folder for folder in folders if not self._loaded.isdisjoint(_modules(folder)))
-        found = {name: self.bad.workloads[name] for name in self.bad.workloads if self._owner(name) in moved}
-        late = tuple(folder for folder in folders if folder not in early)
+        folders = {name: _package(side, name, self.say) for name, side in sides.items() if name in side.packages}
+        modules = {name: _modules(folder) for name, folder in folders.items()}
+        early = tuple(folders[name] for name in folders if not self._loaded.isdisjoint(modules[name]))
+        late = tuple(folder for folder in folders.values() if folder not in early)
+        theirs = set().union(*(modules[name] for name in moved & folders.keys()))
+        found = {name: place for name, place in self.bad.workloads.items() if re.split("[.:]", place[1])[0] in theirs}
         return replace(self._common, early=early, late=late, workloads={**self.good.workloads, **found})
 
     @cached_property
@@ -257,13 +259,6 @@ class Mixture:
                 raise SpecError(f"{side.python} can't import torch: {' '.join(complaint.strip().splitlines()[-1:])}")
             found |= set(json.loads(output.splitlines()[-1]))
         return found
-
-    def _owner(self, workload: str) -> str:
-        """Return the package of a workload of the bad environment that differs; empty if it does not."""
-        entries = {name: self.bad.packages[name].entry_points for name in self.names if name in self.bad.packages}
-        return next(
-            (name for name, found in entries.items() if workload in found.select(group=ENTRY_POINT_GROUP).names), ""
-        )
 
 
 def _package(environment: Environment, name: str, say: Callable[[str], None]) -> Path:
@@ -358,6 +353,4 @@ def version_changes(there: Environment, here: Environment) -> dict[str, str]:
 
 def changes_text(changes: Mapping[str, str]) -> str:
     """Return changes by name as text, the first ones by name; empty without any."""
-    parts = [f"{name} {text}" for name, text in changes.items()]
-    more = [f"{len(parts) - _MAX_SHOWN} more"] if len(parts) > _MAX_SHOWN else []
-    return ", ".join([*parts[:_MAX_SHOWN], *more])
+    return some_of([f"{name} {text}" for name, text in changes.items()], _MAX_SHOWN)

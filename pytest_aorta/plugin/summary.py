@@ -6,6 +6,7 @@ from pathlib import Path
 from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.session.record import TestRecord, finding_text, totals
+from pytest_aorta.verdict.attribution import LEAST_TESTS, Cause
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Origin, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NoteKind, Open
@@ -23,7 +24,7 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
     lines: list[str] = []
     if verbosity >= 0:
         lines += [line for record in records for line in (_all_lines(record) if verbosity else _finding_lines(record))]
-        lines += [*_simulated(records), *_within_limits(records), *_warnings(records)]
+        lines += [*_simulated(records), *_within_limits(records), *_slower_at_once(records), *_warnings(records)]
     notes = [note for record in records if not _has_finding(record) for note in record.unshown_notes]
     hidden = sum(note.kind is not NoteKind.WARNING for note in notes)
     hint = f" [-v for {counted(hidden, 'note')}]" if hidden and not verbosity else ""
@@ -82,6 +83,18 @@ def _simulated(records: Sequence[TestRecord]) -> list[str]:
         f"simulated: {counted(len(found), 'test')} on {platforms}: costs are compared; weights, losses and times are "
         f"not simulated"
     ]
+
+
+def _slower_at_once(records: Sequence[TestRecord]) -> Iterator[str]:
+    """Yield a line for each platform on which all tests got slower than their baselines, and nothing else changed."""
+    for platform in sorted({record.platform for record in records}):
+        tests = [record for record in records if record.platform == platform and not record.is_retried]
+        stored = [[row for row in one.verdicts if row.is_compared and not row.reference.is_ab] for one in tests]
+        timed = [rows for rows in stored if any(metric_of(row.metric).kind is MetricKind.TIMING for row in rows)]
+        slower = [{metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION} for rows in timed]
+        if len(timed) >= LEAST_TESTS and all(kinds == {MetricKind.TIMING} for kinds in slower):
+            what = f"all {len(timed)} tests with times on {platform} got slower at once, and nothing else changed"
+            yield f"moved: {Cause.MACHINE}: {what}; to settle it: aorta doctor --check"
 
 
 def _within_limits(records: Sequence[TestRecord]) -> Iterator[str]:

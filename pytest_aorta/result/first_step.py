@@ -2,6 +2,7 @@
 
 import math
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class FirstStep:
         eps: The largest machine epsilon of the types that modules have computed with, and ranks have reduced.
         traits: What the forward pass has whose numbers depend on the arrangement.
         draws_alike: Whether all of several ranks had the same state of random numbers.
-        rates: The learning rate of each parameter.
+        rates: The learning rate of each parameter, on its first rank.
         num_steps: The number of steps of optimizers in the whole launch, on the rank with most.
     """
 
@@ -116,9 +117,6 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
             whole[index], held[index] = np.where(held[index], whole[index], own), True
         if incomplete := [name for name, held in known.items() if not held.all()]:
             raise ResultError(f"{incomplete[0]}: the ranks hold only some of its elements")
-    norms: dict[str, list[float]] = {}
-    for part, name in _named(parts, NORM):
-        norms.setdefault(name, []).append(float(part[key(NORM, name)]))
     added = {
         name: {
             rank: one.get(key(OWN, name), np.zeros(FOLDS)) for rank, one in enumerate(parts) if key(BEFORE, name) in one
@@ -129,13 +127,13 @@ def read_first_step(run_dir: Path, ranks: Sequence[int]) -> FirstStep:
         tensors,
         apart,
         added,
-        norms,
+        _numbers(parts, NORM),
         {kind: [text for part in parts for text in _texts(part[kind])] for kind in SAMPLES},
         float(np.mean([part[LOSS].sum() for part in parts])),
         max(float(part[EPS]) for part in parts),
         frozenset(text for part in parts for text in _texts(part[TRAITS])),
         len(parts) > 1 and all(np.array_equal(part[STATE], parts[0][STATE]) for part in parts),
-        {name: float(part[key(RATE, name)]) for part, name in _named(parts, RATE)},
+        {name: rates[0] for name, rates in _numbers(parts, RATE).items()},
         max(int(part[STEPS]) for part in parts),
     )
 
@@ -146,6 +144,14 @@ def _named(parts: Sequence[dict[str, Array]], kind: str) -> Iterator[tuple[dict[
         for name in part:
             if name.startswith(f"{kind}:"):
                 yield part, name.removeprefix(f"{kind}:")
+
+
+def _numbers(parts: Sequence[dict[str, Array]], kind: str) -> dict[str, list[float]]:
+    """Return a number of each tensor, of each rank that has this."""
+    found = defaultdict[str, list[float]](list)
+    for part, name in _named(parts, kind):
+        found[name].append(float(part[key(kind, name)]))
+    return found
 
 
 def _texts(array: Array) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -41,11 +42,18 @@ def arranged_args(args: Sequence[str], factors: Mapping[str, int]) -> list[str]:
     Raises:
         SpecError: An argument has no number to multiply.
     """
-    words = [*args]
+    text = "\0".join(args)
     for name, factor in factors.items():
-        if name and factor > 1:
-            words = _multiplied(words, name, factor)
-    return words
+        if not name or factor == 1:
+            continue
+        found = re.search(rf"(?<![^\0]){re.escape(name)}[=\0](\d+)(?![^\0])", text)
+        if found is None:
+            raise SpecError(
+                f"{name}: the script's arguments {[*args]} have no integer of it; add {name}=N, with the number of one "
+                f"rank; a script without it needs parser.add_argument({name!r}, type=int), and has to use that number"
+            )
+        text = f"{text[: found.start(1)]}{int(found[1]) * factor}{text[found.end(1) :]}"
+    return text.split("\0") if args else []
 
 
 def arranged_config(spec: WorkloadSpec, given: Mapping[str, Any], factors: Mapping[str, int]) -> dict[str, Any]:
@@ -61,24 +69,6 @@ def arranged_config(spec: WorkloadSpec, given: Mapping[str, Any], factors: Mappi
             f"compare_arrangements: {wrong[0]} of {spec.name} is {changed[wrong[0]]!r}, needed is an integer"
         )
     return {**given, **{name: value * factors[name] for name, value in changed.items() if factors[name] > 1}}
-
-
-def _multiplied(words: list[str], name: str, factor: int) -> list[str]:
-    """Return the words with the number of an argument, ``NAME N`` or ``NAME=N``, multiplied."""
-    for place, word in enumerate(words):
-        key, equals, text = word.partition("=")
-        if key != name:
-            continue
-        at = place if equals else place + 1
-        text = text if equals else words[at] if at < len(words) else ""
-        if not text.isdecimal():
-            raise SpecError(f"{name}: got {text!r} in the script's arguments, allowed is an integer")
-        new = str(int(text) * factor)
-        return [*words[:at], f"{name}={new}" if equals else new, *words[at + 1 :]]
-    raise SpecError(
-        f"{name}: the script's arguments {words} lack it; add {name}=N, with the number of one rank; a script without "
-        f"it needs parser.add_argument({name!r}, type=int), and has to use that number"
-    )
 
 
 def shown(other: Sequence[str] | Mapping[str, Any]) -> str:

@@ -224,8 +224,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
         lines.append(f"Missing: {unrecorded[0].detail}")
     facts = [("measured", _measured(comparison, rows)), *_causes(others, is_any=bool(failing))]
     notes = [note for note in comparison.notes if note.kind is not NoteKind.EDIT]
-    moved = [(note.kind, note.text) for note in notes if note.kind is NoteKind.MOVED]
-    facts[1:1] = moved
+    facts[1:1] = [(note.kind, note.text) for note in notes if note.kind is NoteKind.MOVED]
     facts += [*_changed(comparison), *((note.kind, note.text) for note in notes if note.kind is not NoteKind.MOVED)]
     if version := next((row.reference.name for row in rows if row.reference.is_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
@@ -236,8 +235,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     if again is not None:
         facts += _commands(comparison, rows, again)
     edited = tuple(note.text for note in comparison.notes if note.kind is NoteKind.EDIT)
-    told = tuple(text.partition("; to settle it: ")[2] for _, text in moved)
-    facts = [(label, text) for label, text in facts if not text.endswith(edited) and text not in told]
+    facts = [(label, text) for label, text in facts if not text.endswith(edited)]
     return "\n".join([*edited, *lines, *(f"  {label:<8}  {text}" for label, text in facts)])
 
 

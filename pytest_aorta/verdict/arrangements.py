@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import counted, some_of
 from pytest_aorta.result.first_step import (
     AFTER,
     BATCH_NORM,
@@ -28,7 +28,6 @@ from pytest_aorta.result.first_step import (
     FirstStep,
     folded,
 )
-from pytest_aorta.result.series import some_of
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
@@ -44,6 +43,13 @@ from pytest_aorta.verdict.verdicts import (
 # of a Llama of 4 layers moved gradients by 1.9e-6 and 0.013.
 _POWER = 0.6
 _LEAST_EPS = 2.0**-23
+# Causes of other gradients of all parameters.
+_ALIKE = "all ranks draw the same random numbers, as for dropout: seed each rank otherwise when the model is made"
+_RANDOM = "not judged: the forward pass draws random numbers, which depend on the arrangement: set dropout to 0 here"
+_STATISTICS = (
+    "BatchNorm takes the statistics of one rank's micro-batch: use SyncBatchNorm, and compare by the argument of the "
+    "batch alone"
+)
 # The part of the largest weight of a rank in a gradient below which what the rank has added is lost.
 _LOST = 0.01
 
@@ -147,23 +153,18 @@ def _judged(one: Side, other: Side, bound: float) -> Iterator[tuple[str, _Judged
 def _samples(here: FirstStep, there: FirstStep) -> _Judged:
     if SAME_EPOCHS in here.traits | there.traits:
         return _Judged(1, "a DistributedSampler shuffled to the same order in two epochs: call set_epoch before each")
-    sides = {kind: (Counter(here.samples[kind]), Counter(there.samples[kind])) for kind in SAMPLES}
-    known = {kind: pair for kind, pair in sides.items() if all(pair)}
+    sides = [(kind, Counter(here.samples[kind]), Counter(there.samples[kind])) for kind in SAMPLES]
+    known = [(kind, one, two) for kind, one, two in sides if one and two]
     if not known:
         text = "no sample is known: none came from a torch.utils.data.DataLoader, or as the first argument of a module"
         return _Judged(0, text, is_known=False)
     # A loader may be ahead of the step, a module's argument may have another order of dimensions, and ranks that share
     # samples have parts of them.
-    equal = next((kind for kind, (one, two) in known.items() if _once(one) == _once(two)), None)
-    if equal is not None:
-        total = _once(known[equal][0]).total()
-        what = (
-            f"{counted(total, 'integer')} of samples that ranks share"
-            if equal == INTEGERS
-            else counted(total, "sample")
-        )
-        return _Judged(0, f"the same {what} in another arrangement")
-    one, two = next(iter(known.values()))
+    for kind, one, two in known:
+        if (once := _once(one)) == _once(two):
+            of, shared = ("integer", " of samples that ranks share") if kind == INTEGERS else ("sample", "")
+            return _Judged(0, f"the same {counted(once.total(), of)}{shared} in another arrangement")
+    _, one, two = known[0]
     number = max((one - two).total(), (two - one).total())
     twice = max(side.total() - len(side) for side in (one, two))
     repeated = f"; {twice} are given twice, as by ranks that load the same" if twice else ""
@@ -179,18 +180,14 @@ def _once(samples: Counter[str]) -> Counter[str]:
 
 def _weights(here: FirstStep, there: FirstStep, bound: float) -> _Judged:
     one, two = here.tensors[BEFORE], there.tensors[BEFORE]
-    names = [name for name in one.keys() | two.keys() if _size(one, name) != _size(two, name)]
-    if names:
-        text = f"{some_of(sorted(names))} have other names or shapes: parts of tensors have to be DTensors, as FSDP2's"
+    sizes = ({(name, tensor.size) for name, tensor in side.items()} for side in (one, two))
+    if names := sorted({name for name, _ in set.symmetric_difference(*sizes)}):
+        text = f"{some_of(names)} have other names or shapes: parts of tensors have to be DTensors, as FSDP2's"
         return _Judged(len(names), text)
     others = [name for name, factor in factors(one, two, bound).items() if not factor.is_small]
     where, others = ("", others) if others else (" between ranks", here.apart[BEFORE])
     seeds = f"before the first step, {some_of(others)} differ{where}: set the same seed, whatever rank and arrangement"
     return _Judged(len(others), seeds if others else "equal")
-
-
-def _size(tensors: Mapping[str, Array], name: str) -> int:
-    return tensors[name].size if name in tensors else -1
 
 
 def _gradients(here: Side, there: Side, bound: float) -> _Judged:
@@ -204,27 +201,18 @@ def _gradients(here: Side, there: Side, bound: float) -> _Judged:
     if not wrong:
         equal = sum(np.array_equal(value, two[name]) for name, value in one.items())
         return _Judged(0, f"{counted(len(one), 'gradient')}, {equal} with equal bits, the others but for rounding")
-    traits = here.step.traits | there.step.traits
-    if unreduced := [name for name in here.step.apart[GRADIENT] if name in wrong]:
-        cause = f"gradients of {some_of(unreduced)} differ between ranks, so they are not reduced"
-    elif (
-        RANDOM in traits and here.step.draws_alike and len({*here.step.samples[GIVEN]}) == len(here.step.samples[GIVEN])
-    ):
-        cause = (
-            "all ranks draw the same random numbers, as for dropout: seed each rank otherwise when the model is made"
-        )
-    elif RANDOM in traits:
-        cause = (
-            "not judged: the forward pass draws random numbers, which depend on the arrangement: set dropout to 0 here"
-        )
+    traits, given = here.step.traits | there.step.traits, here.step.samples[GIVEN]
+    unreduced = [name for name in here.step.apart[GRADIENT] if name in wrong]
+    # The first cause that holds.
+    causes = {
+        f"gradients of {some_of(unreduced)} differ between ranks, so they are not reduced": bool(unreduced),
+        _ALIKE: RANDOM in traits and here.step.draws_alike and len({*given}) == len(given),
+        _RANDOM: RANDOM in traits,
+        _STATISTICS: BATCH_NORM in traits,
+    }
+    cause = next((text for text, holds in causes.items() if holds), "") or _cause(found, bound, here, there)
+    if cause == _RANDOM:
         return _Judged(0, cause, is_known=False)
-    elif BATCH_NORM in traits:
-        cause = (
-            "BatchNorm takes the statistics of one rank's micro-batch: use SyncBatchNorm, and compare by the argument "
-            "of the batch alone"
-        )
-    else:
-        cause = _cause(found, bound, here, there)
     ratio = here.step.loss / there.step.loss if there.step.loss else math.nan
     loss = f"loss x {ratio:.3f}" if math.isfinite(ratio) else ""
     return _Judged(len(wrong), "; ".join(filter(None, [f"gradients: {described(found, bound)}", loss, cause])))
@@ -321,7 +309,7 @@ def factors(here: Mapping[str, Array], there: Mapping[str, Array], bound: float)
     A tensor whose exact value is 0, such as the gradient of a bias before a normalization, has rounding of the size of
     other tensors, so that its difference is measured by theirs.
     """
-    names = [name for name in here if _size(here, name) == _size(there, name)]
+    names = [name for name in here if name in there and here[name].size == there[name].size]
     usual = float(np.median([_spread(there[name]) for name in names])) if names else 0.0
     some = [name for name in names if max(_spread(here[name]), _spread(there[name])) > bound * usual]
     return {name: _factor(here[name], there[name], bound, usual) for name in some}

@@ -26,7 +26,7 @@ _SPEED_CHANGE = ByDevice(0.05, cpu=0.25)
 # Launches of speed checks that stand for one side, those nearest in time.
 _NEAREST = 6
 # So many tests that all moved at once tell of the machine.
-_LEAST_TESTS = 3
+LEAST_TESTS = 3
 
 
 class Cause(StrEnum):
@@ -120,6 +120,8 @@ class Sides:
             return "", "the metric does not depend on the machine's speed"
         if self.in_turn:
             return "", "both were launched in turn"
+        if (hot := self.after.description.throttled) and not self.before.description.throttled:
+            return hot, ""
         speed = speed_change(self.checks, self.before, self.after)
         if speed is not None:
             return speed, "" if speed else "the speed check of the machine did not move"
@@ -128,7 +130,7 @@ class Sides:
         tests = counted(1 + self.moved + self.stayed, "test")
         if self.stayed:
             return "", f"{1 + self.moved} of {tests} moved"
-        return (f"all {tests} moved at once" if 1 + self.moved >= _LEAST_TESTS else ""), ""
+        return (f"all {tests} moved at once" if 1 + self.moved >= LEAST_TESTS else ""), ""
 
 
 def _changes(name: str, there: object, here: object) -> list[str]:

@@ -29,6 +29,8 @@ from pytest_aorta.verdict.edits import name_of
 # In a script's arguments, the step that a part of a restarted run ends with.
 STEPS = "{steps}"
 AT_END = f"a script that saves only at its end needs {STEPS} in its arguments, and steps=N"
+# In a sentence, that a restart has begun anew, and that it made more or fewer steps.
+BEGAN_ANEW, NUM_STEPS = "nothing was loaded", "number of steps: "
 # What is loaded -> its name in a sentence, and what to look at.
 _LOADED = {
     PARAMETERS: ("weights", "whether each rank saves and loads the model's state, and from the last checkpoint"),
@@ -61,7 +63,7 @@ def lost(
         steps: The number of steps of both runs.
     """
     more = f"{counted(abs(steps[0] - steps[1]), 'step')} {'more' if steps[0] > steps[1] else 'fewer'}"
-    said = f"number of steps: {steps[0]} when restarted, {more} than straight on; look at {_LENGTH}"
+    said = f"{NUM_STEPS}{steps[0]} when restarted, {more} than straight on; look at {_LENGTH}"
     counts = [said] if steps[0] != steps[1] else []
     if first is None:
         return counts
@@ -164,6 +166,6 @@ def _like(values: Mapping[str, object], others: Mapping[str, object], step: int)
     steps = [int(at) for at, other in others.items() if other == values[str(step)]]
     closest = sorted(steps, key=lambda at: (at > step, abs(at - step)))[:1]
     return "".join(
-        f", as in step {at} of the run straight on" if at else f", as before step 1: nothing was loaded; {AT_END}"
+        f", as in step {at} of the run straight on" if at else f", as before step 1: {BEGAN_ANEW}; {AT_END}"
         for at in closest
     )

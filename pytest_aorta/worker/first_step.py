@@ -20,15 +20,16 @@ from torch.utils.data import DistributedSampler
 from pytest_aorta.common.clock import time
 from pytest_aorta.result import first_step as kept
 from pytest_aorta.result.folder import FIRST_STEP_FILE
-from pytest_aorta.result.series import digest
 from pytest_aorta.worker.collectives import reduced_types
 from pytest_aorta.worker.finite import Optimizers, roots, untraced
 from pytest_aorta.worker.layout import is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.replacing import replace
 from pytest_aorta.worker.torch_private import BaseDataLoaderIter, FakeTensor, makes_state_alone
-from pytest_aorta.worker.training import GENERATORS, hashed_samples, parts_of_samples, tensors_in
+from pytest_aorta.worker.training import hashed_samples, parts_of_samples, random_state, tensors_in
 from pytest_aorta.worker.weight_hash import logical_name
 
+# The random numbers of the CPU and of this rank's device.
+_GENERATORS = "", "CUDA"
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 
@@ -87,7 +88,7 @@ class FirstStep:
         if torch.compiler.is_compiling() or self._has_ended or self._is_in_backward or not torch.is_grad_enabled():
             return
         if self._outermost is None:
-            self._outermost, self._random = module, _random_state()
+            self._outermost, self._random = module, random_state(*_GENERATORS)
             self._first_random = self._first_random or self._random
             # What has a gradient was computed by another module; labels may follow.
             self._note_samples(kept.GIVEN, [part for part in tensors_in(inputs) if not part.requires_grad][:1])
@@ -106,7 +107,7 @@ class FirstStep:
         self._eps = max([self._eps, *(torch.finfo(kind).eps for kind in kinds)])
         if module is self._outermost:
             self._outermost = None
-            if self._random != _random_state():
+            if self._random != random_state(*_GENERATORS):
                 self._traits.add(kept.RANDOM)
 
     def _add_own(self, folds: np.ndarray[Any, Any], gradient: torch.Tensor) -> None:
@@ -178,17 +179,17 @@ class FirstStep:
         paths = {id(module): path for root in inside for path, module in root.named_modules()}
         for _, module, name, folds in self._own.values():
             if (path := paths.get(id(module))) is not None:
-                self._parts[kept.key(kept.OWN, logical_name(f"{path}.{name}".lstrip(".")))] = folds
+                self._keep(kept.OWN, f"{path}.{name}".lstrip("."), folds)
         named = self._optimizers.named(optimizer, inside=inside)
         self._keep_gradients(part for _, part in named)
         rates = {id(part): group.get("lr", 0) for group in optimizer.param_groups for part in group["params"]}
         for name, part in named:
             self._add(kept.BEFORE, name, part, part)
-            self._parts[kept.key(kept.RATE, logical_name(name))] = np.array(float(rates[id(part)]))
+            self._keep(kept.RATE, name, float(rates[id(part)]))
             if (gradient := self._gradients.get(id(part))) is not None:
                 self._add(kept.GRADIENT, name, gradient, part)
                 if id(part) in self._norms:
-                    self._parts[kept.key(kept.NORM, logical_name(name))] = np.array(self._norms[id(part)])
+                    self._keep(kept.NORM, name, self._norms[id(part)])
 
     def _end_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if id(optimizer) not in self._begun:
@@ -208,15 +209,17 @@ class FirstStep:
 
     def _add(self, kind: str, name: str, tensor: torch.Tensor, placed: torch.Tensor) -> None:
         """Add this rank's part of a tensor, which lies as ``placed`` does."""
-        name = logical_name(name)
         own = local_part(tensor.detach()).cpu()
         # NumPy has no bfloat16.
         own = own.float() if own.is_floating_point() and own.element_size() < 4 else own
-        self._parts[kept.key(kind, name)] = own.flatten().numpy().copy()
-        self._parts[kept.key(kept.SHAPE, name)] = np.array(placed.shape, dtype=np.int64)
+        self._keep(kind, name, own.flatten().numpy().copy())
+        self._keep(kept.SHAPE, name, placed.shape)
         if is_dtensor(placed) and layout_of(placed):
             fitting = [grid for grid in local_grids(name, placed) if grid.numel == own.numel()]
-            self._parts[kept.key(kept.INDEX, name)] = fitting[0].flat_index(0, own.numel(), own.device).numpy()
+            self._keep(kept.INDEX, name, fitting[0].flat_index(0, own.numel(), own.device))
+
+    def _keep(self, kind: str, name: str, value: Any) -> None:
+        self._parts[kept.key(kind, logical_name(name))] = np.asarray(value)
 
     def write(self, folder: Path) -> None:
         """Write what was kept as NumPy's arrays into the folder of the rank."""
@@ -250,8 +253,3 @@ def _joined(batches: Sequence[Any]) -> Any:
 def _roots() -> list[torch.nn.Module]:
     """Return the modules that are in no other but DDP's, which a script may use on several ranks only."""
     return [root.module if isinstance(root, DistributedDataParallel) else root for root in roots()]
-
-
-def _random_state() -> str:
-    """Return the state of the random numbers of the CPU and of this rank's device."""
-    return digest([GENERATORS[kind]() for kind in ("", "CUDA")])

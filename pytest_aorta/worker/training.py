@@ -148,8 +148,8 @@ class Training:
     def _note_state(self, step: int, scaler: torch.amp.GradScaler | None) -> None:
         """Note what else the next step goes on from, which waits for the device."""
         self.samples()
-        for name, state_of in GENERATORS.items():
-            self._note(step, RANDOM, digest(state_of())[:8], name)
+        for name in GENERATORS:
+            self._note(step, RANDOM, random_state(name), name)
         state = scaler.state_dict() if scaler is not None else {}
         for key, name in _OF_SCALER.items():
             if key in state:
@@ -223,9 +223,9 @@ def hashed_samples(parts: Iterable[torch.Tensor]) -> list[str]:
     ]
 
 
-def random_state() -> str:
-    """Return the begin of the hash of the state of torch's random numbers."""
-    return digest(GENERATORS[""]())[:8]
+def random_state(*names: str) -> str:
+    """Return the begin of the hash of the states of generators, by default of torch's on the CPU."""
+    return digest([GENERATORS[name]() for name in names or [""]])[:8]
 
 
 def _numpy_state() -> list[Any]:

@@ -50,8 +50,8 @@ BEFORE_A_LAUNCH = [
     ("""workload.run_script('train.py', "it's")""", f"""{LIST}, such as ["it's"]"""),
     ("workload.compare(*pair, steps=0)", "compare: steps is 0, allowed is an integer of 1 or more"),
     ("workload.compare(*pair, steps=4, metrics=['los'])", "metrics ['los'] are unknown (did you mean 'loss'?)"),
-    ("workload.compare(*pair, steps=4, metrics=[])", "compare: metrics is empty; allowed are ['buffer_hash"),
-    ("workload.compare(*pair, metrics=[])", "compare: metrics is empty; allowed are ['buffer_hash"),
+    ("workload.compare(*pair, steps=4, metrics=[])", "compare: metrics is empty; allowed are ['all_gather_ms'"),
+    ("workload.compare(*pair, metrics=[])", "compare: metrics is empty; allowed are ['all_gather_ms'"),
     ("workload.compare(*pair, metrics=filter(None, ['']))", "compare: metrics is empty; allowed are "),
     ("workload.compare(*pair, metrics=filter(None, ['los']))", "['los'] are unknown (did you mean 'loss'?)"),
     ("workload.compare({'steps': 3}, pair[1])", "variant {'steps': 3}: allowed is a mapping with "),
@@ -59,7 +59,10 @@ BEFORE_A_LAUNCH = [
         "workload.compare_arrangements('train.py', batch_arg='--b')",
         "a script without it needs parser.add_argument('--b', type=int)",
     ),
-    ("workload.compare_arrangements('train.py', ['--b=x'], batch_arg='--b')", "--b: got 'x' in the script's arguments"),
+    (
+        "workload.compare_arrangements('train.py', ['--b=x'], batch_arg='--b')",
+        "--b: the script's arguments ['--b=x'] have no integer of it",
+    ),
     ("workload.compare_arrangements({'workload': 'toy'})", "batch_size of toy is None, needed is an integer"),
     ("workload.compare(pair[0], 7)", "variant 7: allowed is a mapping with the name of a workload at the key "),
 ]

@@ -127,3 +127,23 @@ def test_verbose_summary_has_what_was_measured_and_not_compared():
     assert ["measured", "weight_hash", "abababababab", "-"] in shown
     assert sum("step_time_p50" in row for row in shown) == 1
     assert not any("device_idle_ms" in line for line in summary_lines([measured]))
+
+
+SLOWER = FINDINGS[0]
+AT_ONCE = {
+    "all of three": ([[SLOWER, EXACT]] * 3, True),
+    "two": ([[SLOWER]] * 2, False),
+    "all but one": ([[SLOWER], [SLOWER], [SLOWER], [PASS]], False),
+    "beside a test without times": ([[SLOWER], [SLOWER], [SLOWER], [EXACT]], True),
+    "with other weights": ([[SLOWER], [SLOWER], [SLOWER, replace(SLOWER, metric="weight_hash")]], False),
+    "by an A/B": ([[replace(SLOWER, reference=VerdictReference(ReferenceKind.AB, "main"))]] * 3, False),
+}
+
+
+@pytest.mark.parametrize(("tests", "is_told"), AT_ONCE.values(), ids=AT_ONCE)
+def test_tests_that_all_got_slower_at_once_tell_of_the_machine(tests, is_told):
+    lines = summary_lines([record(*rows, platform="h200-x8") for rows in tests])
+    told = (
+        "moved: machine: all 3 tests with times on h200-x8 got slower at once, and nothing else changed; to settle it: "
+    )
+    assert any(line.startswith(told) for line in lines) is is_told

@@ -43,6 +43,11 @@ CASES = {
     ),
     "another speed": (EDITED, {"checks": SLOWER}, "machine: GEMM 5 -> 6 ms (+20%) in the speed check; copy "),
     "another speed, exact": ({}, {"checks": SLOWER, "is_exact": True}, None),
+    "throttled": (
+        {"throttled": "GPU 0 throttled (hw_slowdown)"} | EDITED,
+        {},
+        "machine: GPU 0 throttled (hw_slowdown); ",
+    ),
     "another version of the plugin": (VERSION, {}, "method: pytest-aorta 1 -> 2"),
     "another version of the plugin and other code": (VERSION | EDITED, {}, None),
 }
