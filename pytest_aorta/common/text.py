@@ -63,6 +63,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{ending}"
 
 
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many others there are."""
+    more = f" and {counted(len(names) - most, 'other')}" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration as text, such as ``9.4s`` or ``3m10s``."""
     minutes, rest = divmod(round(seconds), 60)

@@ -23,6 +23,7 @@ from packaging.version import Version
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.processes import run_program
+from pytest_aorta.common.text import some_of
 from pytest_aorta.plan.cache import PACKAGES, command_environment, prepared, run_logged
 
 PROBE_S = 120.0
@@ -352,6 +353,4 @@ def version_changes(there: Environment, here: Environment) -> dict[str, str]:
 
 def changes_text(changes: Mapping[str, str]) -> str:
     """Return changes by name as text, the first ones by name; empty without any."""
-    parts = [f"{name} {text}" for name, text in changes.items()]
-    more = [f"{len(parts) - _MAX_SHOWN} more"] if len(parts) > _MAX_SHOWN else []
-    return ", ".join([*parts[:_MAX_SHOWN], *more])
+    return some_of([f"{name} {text}" for name, text in changes.items()], _MAX_SHOWN)

@@ -21,7 +21,7 @@ from pytest_aorta.common.model import (
     Text,
     WeightHash,
 )
-from pytest_aorta.common.text import counted, distinct
+from pytest_aorta.common.text import counted, distinct, some_of
 
 # Values of one quantity of one optimizer, over all ranks, that a baseline keeps: evenly spaced steps, and the last one.
 _MOST_VALUES = 2048
@@ -31,7 +31,6 @@ _OF_RANK, _OF_PARAMETER = 8, 4
 # In place of the digits, where a rank has hashed no weights in a step. A rank without gradients does differ.
 _NO_HASH = "f" * _OF_RANK
 _MOST_PARAMETERS = 2000
-_MOST_NAMED = 3
 _MOST_LISTED = 8
 # The value of a setting that is not in use.
 OFF = "off"
@@ -396,8 +395,8 @@ def described(
     alone = [one.name for one in facts if num_ranks > 1 and one.collectives == 0]
     found = []
     if len(facts) > 1 or (alone and not has_messages):
-        found.append(f"{counted(len(facts), 'optimizer')}: {_listed([str(one) for one in facts])}")
-        found += [f"there is no collective in the steps of {_listed(alone)}"] if alone else []
+        found.append(f"{counted(len(facts), 'optimizer')}: {some_of([str(one) for one in facts], _MOST_LISTED)}")
+        found += [f"there is no collective in the steps of {some_of(alone, _MOST_LISTED)}"] if alone else []
     if are_apart(facts, num_ranks) and not (has_messages or is_simulated):
         found.append(
             "so each rank trains alone: start a process group and wrap the model (DistributedDataParallel, "
@@ -408,11 +407,6 @@ def described(
     if is_observed and not (is_simulated or any(any(one.loss) for one in facts)):
         found.append("no loss is recorded, since the script calls no backward() of one; torch.autograd.grad has none")
     return "; ".join(found)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {counted(len(names) - _MOST_LISTED, 'other')}" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 class Parted(Model, frozen=True):
@@ -533,12 +527,6 @@ def came_or_went(here: Collection[str], there: Collection[str]) -> list[str]:
         return []
     new, gone = ([name for name in one if name not in two] for one, two in ((here, there), (there, here)))
     return [*(f"{name} is new" for name in new), *(f"{name} is gone" for name in gone)]
-
-
-def some_of(names: Sequence[str]) -> str:
-    """Return a few names, and how many others there are."""
-    more = f" and {counted(len(names) - _MOST_NAMED, 'other')}" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _when(step: int | str) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import counted, some_of
 from pytest_aorta.result.first_step import (
     AFTER,
     BATCH_NORM,
@@ -28,7 +28,6 @@ from pytest_aorta.result.first_step import (
     FirstStep,
     folded,
 )
-from pytest_aorta.result.series import some_of
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (

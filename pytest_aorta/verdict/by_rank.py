@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pytest_aorta.common.text import brief, counted
+from pytest_aorta.common.text import brief, counted, some_of
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, Counts, by_rank
 from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
@@ -97,7 +97,7 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     if worst.parts and (other := other_versions(row.launches[0], row.others[-1], str(row.reference))):
         details.append(f"{other}, which can be the cause")
     if left_out:
-        named = ", ".join(sorted(left_out)[:_MOST_NAMED]) + (", ..." if len(left_out) > _MOST_NAMED else "")
+        named = some_of(sorted(left_out), _MOST_NAMED)
         details.append(f"left out, since it differs between launches of the {row.reference}: {named}")
     unknown = {name for group in row.launches[0].costs for name in group.costs.without_flops}
     if unknown and cost is Cost.FLOPS:
@@ -137,12 +137,11 @@ def cost_changes(
 def _text(row: Row, cost: Cost, worst: _CostChange, changes: Sequence[_CostChange]) -> str:
     """Return what came and what went on the worst rank, and the ranks on which it did unless it did on all of them."""
     parts = worst.parts
-    named = list(parts)[:_MOST_NAMED]
+    named, rest = list(parts)[:_MOST_NAMED], list(parts)[_MOST_NAMED:]
     places = [place_of(row.launches, row.others, worst, cost, name) for name in named]
     texts = [
         _part(row, cost, worst, name) + f" ({place})" * bool(place) for name, place in zip(named, places, strict=True)
     ]
-    more = [f"{len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
     same = sorted({change.rank for change in changes if change.parts == parts})
     ranks = sorted({change.rank for change in changes})
     if same != ranks:
@@ -150,7 +149,7 @@ def _text(row: Row, cost: Cost, worst: _CostChange, changes: Sequence[_CostChang
     else:  # stages of a pipeline have costs of their own
         is_one = len({change.totals for change in changes}) == 1
         where = "" if is_one else f"; the values are those of rank {worst.rank}"
-    return ", ".join(texts + more) + where
+    return some_of(texts + rest, _MOST_NAMED) + where
 
 
 def _size(num_bytes: int) -> str:

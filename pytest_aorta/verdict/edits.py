@@ -6,6 +6,7 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from pytest_aorta.common.text import some_of
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import (
     BATCH,
@@ -15,7 +16,6 @@ from pytest_aorta.result.series import (
     came_or_went,
     hashes_by_name,
     other_ranks,
-    some_of,
 )
 from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.verdict.by_rank import cost_changes, place_of, varying

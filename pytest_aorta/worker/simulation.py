@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.common.clock import time
+from pytest_aorta.common.text import some_of
 from pytest_aorta.plan.device_kind import Backend
 from pytest_aorta.result.measurements import PADDED, RankResult
 from pytest_aorta.result.trace.kineto_costs import RecordedCall
@@ -281,9 +282,7 @@ def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]
     if not _padded:
         note_padded(named)
     if _padded:
-        names, more = [*_padded][:_NAMED], len(_padded) - _NAMED
-        padded = ", ".join(names) + (f" and {more} more" if more > 0 else "")
-        result = result.replace(environment=result.environment | {PADDED: padded})
+        result = result.replace(environment=result.environment | {PADDED: some_of([*_padded], _NAMED)})
     # A metric that a rank computed from values may be NaN.
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     return result.replace(loss=[], grad_norm=[], weight_hashes={}, tensor_hashes={}, collective_ms=[], metrics=metrics)

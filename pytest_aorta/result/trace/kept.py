@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pytest_aorta.common.text import some_of
 from pytest_aorta.result.folder import RANKS_FOLDER, TRACE_FILE
 
 # The key of a kept trace that says whether the host had a head start in its steps.
@@ -16,7 +17,5 @@ def traces_note(run_dir: Path, *, on_device: bool) -> tuple[str, ...]:
     found = sorted(run_dir.glob(f"{RANKS_FOLDER}/*/{TRACE_FILE}"))
     if not found:
         return ()
-    first = found[0].relative_to(run_dir)
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     note = f"; {_NO_HEAD_START}" if on_device else ""
-    return (f"traces of torch in {run_dir}: {first}{more}{note}",)
+    return (f"traces of torch in {run_dir}: {some_of([str(path.relative_to(run_dir)) for path in found], 1)}{note}",)

@@ -7,7 +7,7 @@ from pytest_aorta.result.trace.kept import traces_note
 
 @pytest.mark.parametrize(
     ("files", "note"),
-    [(["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 more"), ([], "")],
+    [(["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 other"), ([], "")],
 )
 @pytest.mark.parametrize("on_device", [True, False])
 def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, files, note, on_device):
