@@ -40,7 +40,8 @@ def _facts() -> Iterator[tuple[str, Fact]]:
     for name, key in (("cpus", "Cpus_allowed_list"), ("numa_nodes", "Mems_allowed_list")):
         yield name, "".join(re.findall(rf"^{key}:\s*(\S+)", _text(_STATUS), re.MULTILINE))
     images = [*re.findall(r'^imageid="(.*)"', _text(_PODMAN), re.MULTILINE), *map(os.environ.get, _IMAGE_VARIABLES)]
-    yield "image", next(filter(None, images), "")
+    # Results are shared, and a path tells more than the image.
+    yield "image", Path(next(filter(None, images), "")).name
     installed = sorted(entry.name for path in map(Path, sys.path) for entry in path.glob("*.dist-info"))
     yield PACKAGES, sha256("\n".join(installed).encode()).hexdigest()[:12]
 

@@ -262,7 +262,7 @@ def _curve(name: str, curve: Curve, text: str) -> Metric:
     def measure(facts: LaunchFacts) -> Value:
         known = [series for series in facts.series if curve(series)]
         values = curve(max(known, key=lambda series: series.num_steps)) if known else []
-        return fmean([*rank.values()][-1] for rank in values if rank) if known else None
+        return fmean(rank[max(rank, key=int)] for rank in values if rank) if known else None
 
     default = _default(5, Direction.LOWER)
     return Metric(name, "", MetricKind.NUMERIC, Direction.LOWER, default, measure, text, curve=curve)

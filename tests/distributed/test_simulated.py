@@ -11,7 +11,7 @@ from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.result.reading import collect_result
 from tests.unit.builders import make_plan
 
-STEPS = {"steps": 1, "warmup": 1, "profile_steps": 0}
+STEPS = {"steps": 1, "warmup": 1, "profile_steps": 0, "n_layers": 1}
 NAMES = ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)]
 
 
@@ -58,7 +58,7 @@ def test_simulated_ranks_have_the_collectives_bytes_and_operations_of_real_ones(
 
 @pytest.mark.world(size=8, simulated=True, warm=True)
 def test_memory_of_a_traced_model_does_not_contain_its_graphs(workload):
-    wide = STEPS | {"n_layers": 1, "dim": 1024, "ffn_hidden": 4096, "param_dtype": "bfloat16"}
+    wide = STEPS | {"dim": 1024, "ffn_hidden": 4096, "param_dtype": "bfloat16"}
     eager, traced = (
         workload.run(name, **wide).metrics["peak_memory_bytes"] for name in ("llama_fsdp2", "llama_simple_fsdp")
     )
@@ -87,7 +87,7 @@ def test_a_rank_that_fails_is_named_by_its_number(workload):
 
 
 # Rows that all ranks divide. Of others, DTensors pad the part of each rank, which takes a compiler minutes.
-WIDE = {"dim": 1024, "n_kv_heads": 4, "ffn_hidden": 1024, "vocab_size": 1024}
+WIDE = STEPS | {"n_layers": 2, "dim": 1024, "n_kv_heads": 4, "ffn_hidden": 1024, "vocab_size": 1024}
 LAYOUTS = {
     "replicas and tensor parallelism": (
         {"data_parallel_replicate_degree": 4, "tensor_parallel_degree": 2, "activation_checkpointing": "full"},
@@ -107,7 +107,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_1024_ranks_of_each_layout_have_its_groups(workload, name, layout):
     config, groups = LAYOUTS[layout]
-    result = workload.run(name, **STEPS, **WIDE, **config)
+    result = workload.run(name, **WIDE, **config)
     for costs in result.costs:
         assert groups <= {(row.kind, row.group_size) for row in costs.collectives}
         assert costs.flops

@@ -174,3 +174,16 @@ def test_page_on_gitlab_works_by_copying_and_its_job_runs(tested, tmp_path):
     assert done.code == 0, done.text
     findings = (tested.folder / "aorta/numerics/aorta.md").read_text(encoding="utf-8")
     assert findings.startswith("## \N{WHITE HEAVY CHECK MARK} pytest-aorta: 1 of 1 test passed")
+
+
+@pytest.mark.extended
+def test_workflow_records_baselines_on_the_runner(tested, tmp_path):
+    variables = on_a_runner(tested, "github.md", tmp_path)
+    job = Workflow(tested.folder, variables, {"inputs.lane": "numerics", "inputs.reset": "true"}, "workflow_dispatch")
+    done = job.run_job("github-baselines.yml", "record")
+    assert done.code == 0, done.text
+    assert (
+        "updated cpu-x2-gloo: test_train.py::test_train::train.py (baseline 2: 2 launches, 4 in the file)" in done.text
+    )
+    assert "  loss: " not in done.text  # bits are as before
+    assert git(tested.folder, "diff", "--name-only").startswith("baselines/cpu-x2-gloo/")

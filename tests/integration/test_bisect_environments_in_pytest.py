@@ -135,6 +135,7 @@ def test_sides_that_differ_otherwise_or_not_at_all_are_refused(search, ends, cap
         assert message in "".join(capfd.readouterr())
 
 
+@pytest.mark.extended
 def test_release_that_brought_the_change_in_is_found(search, ends, monkeypatch, tmp_path):
     for version in ("1.0", "2.0", "2.1rc1", "9.0", "10.0"):
         make_wheel(tmp_path, "toy", version)

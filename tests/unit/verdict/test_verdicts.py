@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_aorta.result.series import SeriesFacts
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
@@ -15,7 +16,7 @@ from pytest_aorta.verdict.verdicts import (
     VerdictReference,
     Verdicts,
 )
-from tests.unit.builders import make_verdict
+from tests.unit.builders import make_facts, make_verdict
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,11 @@ def test_exact_values_are_shown_with_every_digit_that_can_differ():
     assert format_value(5.5470147132873535, "", exact=True) == "5.5470147132873535"
     assert format_value(1048576.0, "B") == "1 MiB"
     assert (format_value(35840.0, ""), format_value(1e9, "")) == ("35,840", "1.000e+09")
+
+
+def test_loss_that_is_shown_is_that_of_the_last_step_in_whatever_order_a_file_has_steps():
+    series = SeriesFacts(name="SGD", num_steps=10, is_main=True, loss=[{"10": 1.0, "9": 2.0}])
+    assert METRICS["loss"].measure(make_facts(series=[series])) == 1.0
 
 
 REGRESSION = make_verdict(
