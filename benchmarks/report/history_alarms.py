@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_aorta.cli.history import case_histories, new_changes
+from pytest_aorta.cli.history import case_histories, told_changes
 from tests.unit.sample_history import entries_of
 
 DEVIATION = 0.0015
@@ -25,7 +25,8 @@ def alarms(values: Sequence[float]) -> list[int]:
     """Return the numbers of commits after which a check had reported a new change."""
     (history,) = case_histories(entries_of(values))
     checks = range(FIRST_CHECK, len(values) + 1)
-    return [number for number in checks if new_changes(replace(history, versions=history.versions[:number]))]
+    told = {number: told_changes(replace(history, versions=history.versions[:number])) for number in checks}
+    return [number for number, changes in told.items() if any(is_new for _, is_new in changes)]
 
 
 def main() -> None:

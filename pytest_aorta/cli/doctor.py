@@ -106,7 +106,6 @@ def _check(arguments: argparse.Namespace) -> list[_Problem]:
     """Time the machine, print the times of the slowest rank, keep them, and report what moved since earlier checks."""
     folder = arguments.history or speed_folder()
     options = given_options(arguments, history=folder, launcher=LauncherKind.FORKSERVER)
-    before = speed_checks(folder)
     spec, world = find_workload(_CHECKED, ()), WorldSpec(arguments.nproc or ALL_DEVICES)
     with (
         tempfile.TemporaryDirectory(prefix="aorta-check-") as runs,
@@ -125,7 +124,7 @@ def _check(arguments: argparse.Namespace) -> list[_Problem]:
     record = TestRecord(
         SPEED_CASE, comparisons=(Comparison(SPEED_CASE, platform=results[0].platform, launches=compared),)
     )
-    known = [one for one in before if one.environment.get("device_name") == launches[0].environment.get("device_name")]
+    known = speed_checks(folder, results[0].platform)
     rows: list[tuple[str, ...]] = [("speed check", "slowest rank", "time", "before")]
     for name, what in SPEED_METRICS.items():
         if name in by_rank[0]:

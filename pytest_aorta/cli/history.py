@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = [change for change, is_new in changes if is_new]
     rows = [change.cells for change in found]
     causes = [line for change in found for line in change.cause(histories)]
-    causes += began_to_fail(entries, checks_of(histories))
+    causes += began_to_fail(entries, histories)
     total = f"{counted(len(rows), 'new change')}, {len(changes) - len(rows)} of earlier versions, in "
     total += f"{sum(len(history.points) for history in histories)} metrics of "
     needed = 2 * CONFIRMING_VERSIONS  # fewer versions show no change, however large it is
@@ -204,13 +204,15 @@ def _cause_line(what: str, test: str, sides: Sides) -> list[str]:
     return [f"{what}: {line}"] if line else []
 
 
-def checks_of(histories: Sequence[_CaseHistory], platform: str = "") -> list[LaunchFacts]:
-    """Return the launches of the machine's speed check."""
-    checks = (one for one in histories if one.case == SPEED_CASE and platform in ("", one.platform))
-    return [launch for one in checks for launches in one.versions for launch in launches]
+def checks_of(histories: Sequence[_CaseHistory], platform: str) -> list[LaunchFacts]:
+    """Return the launches of the speed check of a platform's accelerators, with the number of ranks it mostly had."""
+    model = platform.partition("-x")[0]
+    checks = (one for one in histories if one.case == SPEED_CASE and one.platform.partition("-x")[0] == model)
+    longest = max(checks, key=lambda one: len(one.versions), default=None)
+    return [launch for launches in longest.versions for launch in launches] if longest else []
 
 
-def began_to_fail(entries: Sequence[HistoryEntry], checks: Sequence[LaunchFacts]) -> list[str]:
+def began_to_fail(entries: Sequence[HistoryEntry], histories: Sequence[_CaseHistory]) -> list[str]:
     """Return a line for each case that failed in its newest run and passed before, if a cause can be told."""
     cases: dict[tuple[str, str], list[HistoryEntry]] = defaultdict(list)
     for entry in entries:
@@ -228,7 +230,7 @@ def began_to_fail(entries: Sequence[HistoryEntry], checks: Sequence[LaunchFacts]
             judged=judged_otherwise(old.rows, rows),
             are_next=True,
             is_exact=any(not metric_of(row.metric, row.tolerance.direction).has_noise for row in rows),
-            checks=checks,
+            checks=checks_of(histories, now.platform),
             moved=sum(one.comparison.platform == now.platform for _, one in began) - 1,
             stayed=sum(one.comparison.platform == now.platform and not one.comparison.failing for _, one in ends),
         )

@@ -227,7 +227,7 @@ class Mixture:
     say: Callable[[str], None]
 
     def environment(self, moved: frozenset[str]) -> Environment:
-        """Return the environment in which the packages ``moved`` are those of the bad one, without building anything.
+        """Return the environment in which the packages ``moved`` are those of the bad one, by a search path alone.
 
         Raises:
             SpecError: The files of a package are not known.

@@ -84,16 +84,19 @@ def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
     return entries, problems
 
 
-def speed_checks(folder: Path | None = None) -> list[LaunchFacts]:
-    """Return the launches of the speed check that a history has; without ``folder``, those of this host's own history.
+def speed_checks(folder: Path | None = None, platform: str = "") -> list[LaunchFacts]:
+    """Return the launches of the speed check that a history has on a platform, or on that of the newest check.
+
+    Without ``folder``, the history is this host's own.
 
     Raises:
         AortaError: As in :func:`read_history`.
     """
     folder = folder or speed_folder()
     entries = read_history(folder)[0] if any(folder.glob(f"*{SUFFIX}")) else []
-    found = (entry.comparison for entry in entries if entry.comparison.case == SPEED_CASE)
-    return [facts for comparison in found for facts in comparison.facts(Side.CANDIDATE)]
+    found = [entry.comparison for entry in entries if entry.comparison.case == SPEED_CASE]
+    platform = platform or (found[-1].platform if found else "")
+    return [facts for one in found if one.platform == platform for facts in one.facts(Side.CANDIDATE)]
 
 
 def speed_folder() -> Path:

@@ -12,7 +12,11 @@ def test_speed_of_the_machine_is_kept_and_compared_with_earlier_checks(tmp_path,
     monkeypatch.setenv("COLUMNS", "300")
     usual = {"environment": {"device": "cpu"}}
     launches = [make_launch({"step_time_p50": 9.0, **dict.fromkeys(SPEED_METRICS, 1e-4)}, **usual) for _ in range(3)]
-    write_history(tmp_path / "kept", [make_entry(case=SPEED_CASE, test=SPEED_CASE, launches=tuple(launches))])
+    kept = [
+        make_entry(number, case=SPEED_CASE, test=SPEED_CASE, launches=tuple(launches), platform=platform)
+        for number, platform in enumerate(("cpu-x2-gloo", "cpu-x4-gloo"))
+    ]
+    write_history(tmp_path / "kept", kept)
     assert main(["doctor", "--check", "--nproc=2", "--gpus=0", f"--history={tmp_path}/kept"]) == 1
     out = capfd.readouterr().out
     assert re.search(

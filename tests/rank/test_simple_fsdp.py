@@ -236,7 +236,12 @@ REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 w
     ("modules", "orders"),
     [
         ((), REORDERED),
-        (("layers.1",), ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"]),
+        # A stage with a named module is a case of ORDERS.
+        pytest.param(
+            ("layers.1",),
+            ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"],
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 def test_only_buckets_of_named_modules_are_reordered_and_graphs_are_written(
@@ -328,7 +333,13 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("name", ORDERS)
+# Of replicas and of a named module, CI has a case each.
+NIGHTLY = "replicas, a named module"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.extended] if name == NIGHTLY else []) for name in ORDERS]
+)
 def test_collectives_start_and_are_waited_for_in_the_order_of_the_settings(mesh, monkeypatch, name):
     given, *orders = ORDERS[name]
     mesh = ParallelMesh(given["dims"], "cpu") if "dims" in given else mesh
