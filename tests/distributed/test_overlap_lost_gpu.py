@@ -52,7 +52,7 @@ import pytest
 
 @pytest.mark.world(size="all", device="cuda", warm=True)
 @pytest.mark.tolerance(overlap_ratio="5 points")
-def test_script(workload: WorkloadRunner):
+def test_script(workload):
     workload.check(workload.run_script("train.py"))
 """
 SCRIPT = """

@@ -18,7 +18,7 @@ def test_launch_that_profiles_nothing_by_itself_leaves_traces_and_no_overlap(pyt
     result = inner(INNER, "--aorta-profiler=torch", "--aorta-results=results")
     result.assert_outcomes(passed=1)
     [folder] = (path.parent for path in pytester.path.glob("results/*/*/plan.json"))
-    result.stdout.fnmatch_lines(["test_inner::test_traced: traces of torch in *: ranks/0/trace.json.gz and 1 more"])
+    result.stdout.fnmatch_lines(["test_inner::test_traced: traces of torch in *: ranks/0/trace.json.gz and 1 other"])
     for rank in ("0", "1"):
         assert any("allgather" in event.get("name", "") for event in events(folder / "ranks" / rank / "trace.json.gz"))
 

@@ -15,7 +15,7 @@ FAULT = json.loads(pathlib.Path(__file__).with_name("fault.json").read_text())
 
 @pytest.mark.world(size="all", device="cuda", warm=True)
 @pytest.mark.tolerance(step_time_p50="3%")
-def test_speed(workload: WorkloadRunner):
+def test_speed(workload):
     size = dict(dim=2048, n_layers=4, n_heads=16, n_kv_heads=4, ffn_hidden=8192, vocab_size=32000, seq_len=4096)
     sizes = dict(size, batch_size=4, param_dtype="bfloat16", steps=30, warmup=10)
     workload.check(workload.run("llama_fsdp2", **sizes, fault=FAULT))
