@@ -83,7 +83,7 @@ def memory_in_use(device: torch.device) -> int:
 
 
 class _Mallinfo(ctypes.Structure):
-    """What mallinfo2(3) of glibc 2.33 or newer tells: of ten sizes the fifth and the eighth are read."""
+    """The ten sizes that mallinfo2(3) of glibc 2.33 or newer returns, of which the fifth and the eighth are read."""
 
     _fields_ = (
         ("before", ctypes.c_size_t * 4),

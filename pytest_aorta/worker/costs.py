@@ -110,7 +110,7 @@ def _leave_boundary() -> None:
 
 @dataclass(frozen=True)
 class _Compilations:
-    """What torch.compile has done in this process: frames, graphs, breaks between graphs, and time."""
+    """The work of torch.compile in this process so far: frames, graphs, breaks between graphs, and time."""
 
     frames: int = 0
     graphs: int = 0
