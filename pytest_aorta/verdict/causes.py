@@ -15,7 +15,7 @@ from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.applicability import has_costs
 from pytest_aorta.verdict.environment import changed_choice
-from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind, metric_of
+from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind
 from pytest_aorta.verdict.noise import RESET, median_step_ms
 from pytest_aorta.verdict.schedules import cause_of_schedule, is_unchanged
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -145,7 +145,7 @@ def notes_on(
 
     A straggler explains slower steps.
     """
-    failed = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION}
+    failed = {row.definition.kind for row in rows if row.outcome is Outcome.REGRESSION}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
     has_suspect = slow is not None and slow.idle_ms is None
