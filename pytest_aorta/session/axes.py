@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import counted, some_of
 from pytest_aorta.plan.environments import Mixture, releases_of, repository_of, version_changes
 from pytest_aorta.plan.reference import Reference, References, clone_of, commit_of, first_parents, git
 from pytest_aorta.plan.side import SideSpec, Span
@@ -22,6 +22,7 @@ from pytest_aorta.plan.side import SideSpec, Span
 # The numbers of the changes that are applied to the good side.
 Point: TypeAlias = frozenset[int]
 GOOD: Point = frozenset()
+_MAX_SHOWN = 8
 
 
 class Over(StrEnum):
@@ -75,7 +76,7 @@ class Axis(ABC):
 
     def name(self, point: Point) -> str:
         """Return the changes of a point."""
-        return ", ".join(self.changes[number] for number in sorted(point))
+        return some_of([self.changes[number] for number in sorted(point)], _MAX_SHOWN)
 
     def closed(self, point: Point) -> Point:
         """Return a point with the changes without which its own can't be installed."""
@@ -146,7 +147,8 @@ class Packages(Axis):
             for name in (name for name in self._names if name in side.packages):
                 for requirement in map(Requirement, side.packages[name].requires or ()):
                     needed, allowed = canonicalize_name(requirement.name), requirement.specifier
-                    if needed not in self._names:
+                    is_for_all = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+                    if needed not in self._names or not is_for_all:
                         continue
                     known = [environment.versions.get(needed) for environment in (side, other)]
                     met = [version is not None and allowed.contains(version, prereleases=True) for version in known]

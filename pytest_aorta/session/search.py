@@ -165,9 +165,10 @@ class Search:
         ends = self._in_pairs(self.comparison, self._axis.bad, GOOD, [bad], [self.first])
         aim = _aim_of(ends, [self.first, bad])
         if aim is None:
-            if unclear := [row for row in ends.rows if row.outcome is not Outcome.PASS]:
+            unclear = [row for row in ends.rows if row.outcome is not Outcome.PASS]
+            if len(unclear) == len(ends.rows) or {row.outcome for row in unclear} - {Outcome.NOT_APPLICABLE}:
                 raise self._undecided("the ends can't be told apart", *unclear)
-            self.say(f"{ends.case}: not found: the ends do not differ")
+            self.say("; ".join([f"{ends.case}: not found: the ends do not differ", *map(str, unclear)]))
             return ends
         self.say(f"{ends.case}: {aim}")
         self._log = self.bisection.log(self.comparison, aim.metric)
