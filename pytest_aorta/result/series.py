@@ -73,7 +73,6 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
     Attributes:
         names: the parameters, sorted.
         shapes: the shape of this rank's part of each parameter.
-        layouts: where in its logical tensor each part lies; empty if it is the whole tensor, or not known.
         tensors: step -> one hash per name, for some steps.
         hashes: step -> hash of all parts after the step; 0: before the first one.
         problem: why a tensor has no hash; empty if all have.
@@ -81,7 +80,6 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
 
     names: list[str] = []
     shapes: list[list[Count]] = []
-    layouts: list[str] = []
     tensors: dict[Step, list[TensorHash]] = {}
     hashes: dict[Step, WeightHash] = {}
     problem: str = ""

@@ -34,7 +34,6 @@ def series(
     held = LocalWeights(
         names=[*(names or (f"p{number}" for number in range(len(next(iter(rows.values()), [])))))],
         shapes=[[2] for _ in next(iter(rows.values()), [])],
-        layouts=["" for _ in next(iter(rows.values()), [])],
         tensors=rows,
         hashes={step: "".join(row) * 16 for step, row in (weights or {}).items()},
     )
