@@ -16,7 +16,7 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.plan.cache import cache_folder
 from pytest_aorta.plan.reference import Reference, References
-from pytest_aorta.plan.side import SideSpec
+from pytest_aorta.plan.side import SideSpec, Span
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.axes import GOOD, Axis, Over, Point, make_axis
 from pytest_aorta.session.record import Side
@@ -42,15 +42,13 @@ class SearchRequest(Model, frozen=True):
         sides: The good side and the bad one; commits are full hashes.
         setup: Words of each command that prepares the worktree of a commit.
         metric: The only metric to search; None for all metrics that the test compares.
-        over: What differs between the sides.
-        package: The only package that differs, if the search is over its releases.
+        over: What differs between the sides; or the versions of a package that both of them get.
     """
 
     sides: tuple[SideSpec, SideSpec]
     setup: tuple[tuple[str, ...], ...]
     metric: str | None
-    over: Over = Over.COMMITS
-    package: str = ""
+    over: Over | Span = Over.COMMITS
 
 
 class Finding(Model, frozen=True):
@@ -101,9 +99,7 @@ class Bisection:
 
     def __init__(self, request: SearchRequest, rootdir: Path, say: Callable[[str], None]) -> None:
         self.request = request
-        self.axis: Axis = make_axis(
-            request.over, request.sides, References(None, rootdir, say, request.setup), request.package
-        )
+        self.axis: Axis = make_axis(request.over, request.sides, References(None, rootdir, say, request.setup))
         self.finding: Finding = Finding()
 
     def log(self, comparison: PairedComparison, metric: str) -> SearchLog:
@@ -168,9 +164,10 @@ class Search:
         ends = self._in_pairs(self.comparison, self._axis.bad, GOOD, [bad], [self.first])
         aim = _aim_of(ends, [self.first, bad])
         if aim is None:
-            if unclear := [row for row in ends.rows if row.outcome is not Outcome.PASS]:
+            unclear = [row for row in ends.rows if row.outcome is not Outcome.PASS]
+            if len(unclear) == len(ends.rows) or {row.outcome for row in unclear} - {Outcome.NOT_APPLICABLE}:
                 raise self._undecided("the ends can't be told apart", *unclear)
-            self.say(f"{ends.case}: not found: the ends do not differ")
+            self.say("; ".join([f"{ends.case}: not found: the ends do not differ", *map(str, unclear)]))
             return ends
         self.say(f"{ends.case}: {aim}")
         self._log = self.bisection.log(self.comparison, aim.metric)

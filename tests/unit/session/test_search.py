@@ -88,6 +88,26 @@ def test_ends_that_noise_hides_are_undecided():
     assert "undecided: the ends can't be told apart" in text
 
 
+@pytest.mark.parametrize("only", [["weight_hash", "num_parameters"], ["weight_hash"]])
+def test_metric_that_the_ends_can_not_share_is_named_beside_those_that_do_not_differ(only):
+    def launch(number: int) -> LaunchFacts:
+        facts = make_facts(metrics={"num_parameters": 1.0})
+        return facts.replace(environment=facts.environment | {"torch": f"2.1{number}.0"})
+
+    said: list[str] = []
+    line: Any = Commits()
+    comparison = PairedComparison("case", {}, only, 12, "c0")
+    search = Search(line, comparison, launch(0), lambda point: launch(len(point)), said.append)
+    if len(only) == 1:
+        with pytest.raises(
+            ComparisonFailed, match=r"undecided: the ends can't be told apart\n  Not applicable: weight_h"
+        ):
+            search.run()
+    else:
+        assert search.run().rows
+        assert "not found: the ends do not differ; Not applicable: weight_hash" in said[-1]
+
+
 def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
     started: list[int] = []
 
