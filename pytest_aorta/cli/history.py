@@ -23,7 +23,7 @@ from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import counted, emit, output_width, table
 from pytest_aorta.report.export import FORMATS
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.session.history import HistoryEntry, read_history
 from pytest_aorta.session.record import Side
@@ -99,7 +99,7 @@ class _CaseHistory:
     test: str
     case: str
     platform: str
-    versions: Sequence[Sequence[LaunchFacts]]
+    versions: Sequence[Launches]
 
     def change_at(self, launch: LaunchFacts, metric: str) -> float | None:
         """Return the relative change of a metric between the versions just before a launch and those from it on.

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from statistics import NormalDist, mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -270,6 +270,9 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         """Return the growth of each rank's ``memory`` or ``resident`` memory as a fraction of its median, if known."""
         grown, used = (getattr(self, f"{memory}{part}_bytes") for part in ("_growth", ""))
         return [more / of for more, of in zip(grown, used, strict=True)]
+
+
+Launches: TypeAlias = Sequence[LaunchFacts]
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
