@@ -307,7 +307,8 @@ class Search:
 
 def _aim_of(ends: Verdicts, sides: Sequence[LaunchFacts]) -> Verdict | None:
     """Return the clearest change of the ends for the worse, or else for the better; None if there is none."""
-    failing = [(row, metric_of(row.metric, row.tolerance.direction)) for row in ends.failing({Outcome.MISSING})]
+    rows = [row for row in ends.failing({Outcome.MISSING}) if row.outcome is not Outcome.NOT_APPLICABLE]
+    failing = [(row, metric_of(row.metric, row.tolerance.direction)) for row in rows]
     worse = [row for row, metric in failing if any(metric.measure(side) is not None for side in sides)]
     return max(worse or [row for row in ends.rows if row.outcome is Outcome.IMPROVED], key=_clearness, default=None)
 

@@ -178,13 +178,18 @@ def test_slower_machine_is_told_by_its_speed_check(learned, monkeypatch, is_own,
     assert ("moved" in text_of(result)) is is_own
 
 
-def test_equal_bits_in_an_ab_of_another_torch_are_a_pass_of_a_test_of_numbers(versioned):
-    versioned.one_test("workload.check(workload.run('toy'))", "@pytest.mark.numerics")
+@pytest.mark.parametrize("asks", ["numerics", "tolerance(weight_hash='exact')"])
+def test_bits_that_a_marker_names_are_compared_in_an_ab_of_another_torch(versioned, asks):
+    versioned.one_test("workload.check(workload.run('toy'))", f"@pytest.mark.{asks}")
     versioned.run("--update-baselines", passed=1)
     versioned.plant(candidate={"torch": "2.12.0"})
     versioned.run("--aorta-ab=HEAD", shows="aorta: 1 test OK, *", passed=1)
     versioned.plant(candidate={"torch": "2.12.0", "weight_hash": "f" * 16})
-    versioned.run("--aorta-ab=HEAD", shows="E  *Not applicable: weight_hash, A/B with HEAD, *", failed=1)
+    shows = [
+        "E  *Regression: weight_hash (000000000000 -> ffffffffffff, *",
+        "E  *moved *environment: torch 2.11.0 -> 2.12.0",
+    ]
+    versioned.run("--aorta-ab=HEAD", shows=shows, failed=1)
 
 
 GONE = {
