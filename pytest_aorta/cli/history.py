@@ -28,7 +28,7 @@ from pytest_aorta.result.provenance import version_text
 from pytest_aorta.session.history import HistoryEntry, read_history
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.attribution import SPEED_CASE, Sides, judged_otherwise
-from pytest_aorta.verdict.metrics import METRICS, Direction, Value, format_value, measured_values, metric_of
+from pytest_aorta.verdict.metrics import METRICS, Direction, Value, format_value, measured_values
 from pytest_aorta.verdict.verdicts import format_change
 
 # With later values, the same change point can move by a few versions.
@@ -229,7 +229,7 @@ def _began_to_fail(entries: Sequence[HistoryEntry], histories: Sequence[_CaseHis
             now.facts(Side.CANDIDATE)[0],
             judged=judged_otherwise(old.rows, rows),
             are_next=True,
-            is_exact=any(not metric_of(row.metric, row.tolerance.direction).has_noise for row in rows),
+            is_exact=any(not row.definition.has_noise for row in rows),
             checks=_checks_of(histories, now.platform),
             moved=sum(one.comparison.platform == now.platform for _, one in began) - 1,
             stayed=sum(one.comparison.platform == now.platform and not one.comparison.failing for _, one in ends),

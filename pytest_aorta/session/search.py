@@ -22,7 +22,6 @@ from pytest_aorta.session.axes import GOOD, Axis, Over, Point, make_axis
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import in_pairs, settle
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.metrics import metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
@@ -307,9 +306,8 @@ class Search:
 
 def _aim_of(ends: Verdicts, sides: Sequence[LaunchFacts]) -> Verdict | None:
     """Return the clearest change of the ends for the worse, or else for the better; None if there is none."""
-    rows = [row for row in ends.failing({Outcome.MISSING}) if row.outcome is not Outcome.NOT_APPLICABLE]
-    failing = [(row, metric_of(row.metric, row.tolerance.direction)) for row in rows]
-    worse = [row for row, metric in failing if any(metric.measure(side) is not None for side in sides)]
+    failing = [row for row in ends.failing({Outcome.MISSING}) if row.outcome is not Outcome.NOT_APPLICABLE]
+    worse = [row for row in failing if any(row.definition.measure(side) is not None for side in sides)]
     return max(worse or [row for row in ends.rows if row.outcome is Outcome.IMPROVED], key=_clearness, default=None)
 
 
@@ -322,7 +320,7 @@ def _clearness(row: Verdict) -> float:
 
 def _is_exact(row: Verdict) -> bool:
     """Return whether one launch of each side shows a change."""
-    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not metric_of(row.metric).has_noise
+    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not row.definition.has_noise
 
 
 def _shows(aim: Verdict, row: Verdict | None) -> bool:

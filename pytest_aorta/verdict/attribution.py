@@ -139,19 +139,11 @@ def _changes(name: str, there: object, here: object) -> list[str]:
 
 def judged_otherwise(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[str]:
     """Return how the way of judging differs between verdicts: tolerances, and revisions of the baseline."""
-    there = {row.metric: row for row in before}
-    pairs = [(there[row.metric], row) for row in after if row.metric in there]
-    found = [
-        text
-        for old, row in pairs
-        for text in _changes(f"tolerance of {row.metric}", str(old.tolerance), str(row.tolerance))
-    ]
-    revisions = [
-        text
-        for old, row in pairs
-        for text in _changes("baseline revision", old.reference.revision, row.reference.revision)
-    ]
-    return [*dict.fromkeys(found + revisions)]
+    there, tolerances, revisions = {row.metric: row for row in before}, list[str](), list[str]()
+    for old, row in [(there[row.metric], row) for row in after if row.metric in there]:
+        tolerances += _changes(f"tolerance of {row.metric}", str(old.tolerance), str(row.tolerance))
+        revisions += _changes("baseline revision", old.reference.revision, row.reference.revision)
+    return [*dict.fromkeys(tolerances + revisions)]
 
 
 def _speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: LaunchFacts) -> str | None:

@@ -15,7 +15,7 @@ from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.applicability import has_costs
 from pytest_aorta.verdict.environment import changed_choice
-from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind, metric_of
+from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind
 from pytest_aorta.verdict.noise import RESET, median_step_ms
 from pytest_aorta.verdict.schedules import cause_of_schedule, is_unchanged
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -145,7 +145,7 @@ def notes_on(
 
     A straggler explains slower steps.
     """
-    failed = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION}
+    failed = {row.definition.kind for row in rows if row.outcome is Outcome.REGRESSION}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
     has_suspect = slow is not None and slow.idle_ms is None
@@ -367,18 +367,19 @@ def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts],
         )
         if not there:
             continue
-        texts = [_transfer(here, there, least_ms), _late_ranks(here, there, least_ms)]
-        if any(texts):
-            found.append(f"{kind}: {', '.join(filter(None, texts))}")
+        texts = []
+        for time, said in (("transfer_ms", _transfer), ("peers_wait_ms", _late_ranks)):
+            now, before = ([getattr(facts, time) for facts in side] for side in (here, there))
+            if _clearly_above(now, before) and median(now) - median(before) >= least_ms:
+                texts.append(said(here, there, median(now), median(before)))
+        found += [f"{kind}: {', '.join(texts)}"] if texts else []
     return found
 
 
-def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
-    now, before = ([facts.transfer_ms for facts in side] for side in (here, there))
-    increase = _increase(now, before, least_ms)
-    if increase is None:
-        return ""
-    now_ms, before_ms = increase
+def _transfer(
+    here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], now_ms: float, before_ms: float
+) -> str:
+    """Return text on transfers that got slower."""
     text = f"transfer {now_ms:.3g} ms/step, was {before_ms:.3g}"
     now_calls, before_calls = (median(facts.calls for facts in side) for side in (here, there))
     text += f", {_calls(now_calls)}, was {before_calls:.4g}"
@@ -390,24 +391,15 @@ def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts],
     return f"{text}, {now_mb:.4g} MB on the bus, was {before_mb:.4g}, at {now_speed:.3g} GB/s, was {before_speed:.3g}"
 
 
-def _late_ranks(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
+def _late_ranks(
+    here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], now_ms: float, before_ms: float
+) -> str:
     """Return text on the rank that arrives late, or on all ranks if they wait for each other in turns."""
-    now, before = ([facts.peers_wait_ms for facts in side] for side in (here, there))
-    increase = _increase(now, before, least_ms)
-    if increase is None:
-        return ""
-    now_ms, before_ms = increase
     own_now_ms, own_before_ms = (median(facts.straggler_wait_ms for facts in side) for side in (here, there))
     if own_now_ms - own_before_ms > _MOST_OWN_WAIT * (now_ms - before_ms):
         return f"ranks arrive late in turns, each waits {own_now_ms:.3g} ms/step or more, was {own_before_ms:.3g}"
     rank = mode(facts.straggler for facts in here)
     return f"rank {rank} arrives late, its peers wait {now_ms:.3g} ms/step, was {before_ms:.3g}"
-
-
-def _increase(here: Sequence[float], there: Sequence[float], least_ms: float) -> tuple[float, float] | None:
-    """Return the medians of a time after and before a clear increase by ``least_ms`` or more, or None."""
-    now_ms, before_ms = median(here), median(there)
-    return (now_ms, before_ms) if _clearly_above(here, there) and now_ms - before_ms >= least_ms else None
 
 
 # The first of these metrics that regressed is split. Profiled steps say nothing about the slow steps of the tail.

@@ -75,7 +75,7 @@ class _Comparison(ABC):
             rows = [row.replace(state=changed) if row.outcome is Outcome.IMPROVED else row for row in rows]
         notes, suspect = notes_on(rows, launches, others, str(reference))
         edited = edits(launches, others) if any(row.is_finding for row in rows) else []
-        edited += [row.detail for row in rows if metric_of(row.metric).grows and row.outcome is Outcome.REGRESSION]
+        edited += [row.detail for row in rows if row.definition.grows and row.outcome is Outcome.REGRESSION]
         return Verdicts(self.case, tuple(rows), (*(Note(text, NoteKind.EDIT) for text in edited), *notes), suspect)
 
     def _judge_measured(self, row: Row) -> Verdict:

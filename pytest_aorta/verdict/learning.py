@@ -164,7 +164,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance]) 
 
 def _is_settled(row: Verdict) -> bool:
     """Return True if no further launch can show that the metric is unchanged."""
-    return not metric_of(row.metric, row.tolerance.direction).has_noise or row.outcome in _SETTLED
+    return not row.definition.has_noise or row.outcome in _SETTLED
 
 
 def _is_unchanged(row: Verdict) -> bool:

@@ -257,6 +257,13 @@ def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, 
     assert f"kept {name}, where pytest reads its settings: aorta_launcher (forkserver)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["pyproject.toml", "setup.cfg", "tox.ini"])
+def test_settings_of_other_tools_are_none_of_pytest(folder, capsys, name):
+    (folder / name).write_text("[project]\nname = 'training'\ndependencies = ['pytest']\n[tool.uv.sources]\n")
+    assert main(["init", "train.py"]) == 0
+    assert "wrote pytest.ini" in capsys.readouterr().out
+
+
 NUMERICS, OVERLAP, WORLD = "pytest.mark.numerics", "pytest.mark.overlap", "pytest.mark.world(size=2)"
 
 
