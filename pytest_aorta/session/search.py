@@ -164,8 +164,9 @@ class Search:
         ends = self._in_pairs(self.comparison, self._axis.bad, GOOD, [bad], [self.first])
         aim = _aim_of(ends, [self.first, bad])
         if aim is None:
-            unclear = [row for row in ends.rows if row.outcome is not Outcome.PASS]
-            if len(unclear) == len(ends.rows) or {row.outcome for row in unclear} - {Outcome.NOT_APPLICABLE}:
+            unclear = ends.failing({Outcome.INCONCLUSIVE, Outcome.NOT_APPLICABLE, Outcome.MISSING})
+            outcomes = {row.outcome for row in ends.rows}
+            if Outcome.INCONCLUSIVE in outcomes or Outcome.PASS not in outcomes:
                 raise self._undecided("the ends can't be told apart", *unclear)
             self.say("; ".join([f"{ends.case}: not found: the ends do not differ", *map(str, unclear)]))
             return ends
@@ -306,7 +307,7 @@ class Search:
 
 def _aim_of(ends: Verdicts, sides: Sequence[LaunchFacts]) -> Verdict | None:
     """Return the clearest change of the ends for the worse, or else for the better; None if there is none."""
-    failing = ends.failing({Outcome.MISSING})
+    failing = [row for row in ends.failing({Outcome.MISSING}) if row.outcome is not Outcome.NOT_APPLICABLE]
     worse = [row for row in failing if any(row.definition.measure(side) is not None for side in sides)]
     return max(worse or [row for row in ends.rows if row.outcome is Outcome.IMPROVED], key=_clearness, default=None)
 

@@ -15,6 +15,7 @@ from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Origin, 
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL, Decision, Outcome
 from pytest_aorta.verdict.verdicts import (
+    DIFFERS,
     Decided,
     Missing,
     MissingPart,
@@ -133,10 +134,10 @@ class Row:
         if lost:
             remedy = "" if reference.is_ab else f"; if this is intended, record the baseline again with {RESET}"
             return self.lost(lost + remedy, value, known[-1])
-        # Equal bits need no equal environment, but nothing asks for the others.
+        # Who names an exact metric in an A/B of two environments asks whether it is the same there.
         is_asked = reference.is_ab and self.tolerance.is_exact and self.tolerance.origin is not Origin.DEFAULT
-        is_equal = is_asked and {*map(metric.measure, (*launches, *others))} == {known[-1]}
-        if not is_equal and (found := not_applicable(metric, self.tolerance, launches[0], last, str(reference))):
+        found = not_applicable(metric, self.tolerance, launches[0], last, str(reference))
+        if found and not (is_asked and found[0] in DIFFERS):
             baseline = None if metric.direction is Direction.EXACT else middle(metric, others)
             return self.not_applicable(*found, value, baseline)
         if None in known:

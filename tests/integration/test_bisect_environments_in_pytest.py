@@ -1,6 +1,7 @@
 """``aorta bisect`` over packages and variables; packages are real, and launches are faked."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -21,6 +22,7 @@ from tests.integration.test_bisect_in_pytest import EXACT, NODE
 from tests.unit.builders import git
 from tests.unit.wheels import make_wheel
 
+ROOT = Path(__file__).parents[2]
 # The weights are others if all of "carries" are new, and the launch fails if one of "breaks" is new and the other old.
 BY_PACKAGES = """
 EARLY = "typing_extensions"
@@ -195,3 +197,44 @@ def test_ends_that_a_package_does_not_have_are_refused(toy, text, message):
     assert span
     with pytest.raises(SpecError, match=message):
         make_axis(span, (SideSpec(""), SideSpec("")), toy[1])
+
+
+BY_NIGHT = """
+from importlib.metadata import distributions
+planted_by_fault = planted
+
+
+def planted(plan, rootpath):
+    at = plan.reference
+    folders = [*at.early, *at.late, *at.prefix.glob("lib/python*/site-packages")] if at else sys.path
+    torch = next(iter(distributions(name="torch", path=[*map(str, folders)])))
+    return planted_by_fault(plan, rootpath) | {"weight_hash": "ab"[torch.version.endswith("28")] * 16}
+"""
+
+
+@pytest.mark.extended
+def test_recipe_for_every_night_names_the_nightly_of_torch(versioned, tmp_path, monkeypatch):
+    text = (ROOT / "docs/ab.md").read_text(encoding="utf-8")
+    recipe = text.partition("\nEvery night, ")[2].partition("```sh\n")[2].partition("```")[0].replace("NODE_ID", NODE)
+    versioned.pytester.makeconftest("import sys\n" + FAKE_LAUNCHER + BY_NIGHT)
+    versioned.write("test_toy.py", EXACT)
+    versioned.write("requirements.txt", "needed\nbeside\n")
+    (tmp_path / "needed").symlink_to(Path(msgspec.__file__).parents[1])
+    script = {"{info}/entry_points.txt": "[console_scripts]\naorta = pytest_aorta.cli.main:main\n"}
+    make_wheel(tmp_path / "wheels", "needed", "1.0", path=f"{tmp_path}/needed\n{ROOT}", more=script)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # a constraint of this machine may refuse the nightly
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for night in (27, 28):
+        make_wheel(tmp_path / "wheels", "torch", f"2.15.0.dev202611{night}", more={"torch.py": None})
+        make_wheel(tmp_path / "wheels", "beside", f"{night}.0")
+        result = versioned.pytester.run("sh", "-c", recipe)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *Regression: weight_hash *",
+            "E  *differs *torch 2.15.0.dev20261127 -> 2.15.0.dev20261128, beside 27.0 -> 28.0",
+            "E  *find *aorta bisect python:old/bin/python python:*/new/bin/python --over=packages -- *",
+            "E  *found: torch 2.15.0.dev20261127 -> 2.15.0.dev20261128",
+        ]
+    )

@@ -12,6 +12,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.axes import Axis, Over, Point
 from pytest_aorta.session.search import Finding, Search, SearchLog
 from pytest_aorta.verdict.comparison import PairedComparison
+from pytest_aorta.verdict.metrics import Origin, Tolerance
 from tests.unit.builders import make_facts, with_p50
 
 NOISE = random.Random(1)
@@ -98,7 +99,7 @@ def test_metric_that_the_ends_can_not_share_is_named_beside_those_that_do_not_di
     line: Any = Commits()
     comparison = PairedComparison("case", {}, only, 12, "c0")
     search = Search(line, comparison, launch(0), lambda point: launch(len(point)), said.append)
-    if len(only) == 1:
+    if only == ["weight_hash"]:
         with pytest.raises(
             ComparisonFailed, match=r"undecided: the ends can't be told apart\n  Not applicable: weight_h"
         ):
@@ -106,6 +107,18 @@ def test_metric_that_the_ends_can_not_share_is_named_beside_those_that_do_not_di
     else:
         assert search.run().rows
         assert "not found: the ends do not differ; Not applicable: weight_hash" in said[-1]
+
+
+def test_metric_that_can_not_be_compared_is_not_searched_beside_one_that_changed():
+    def launch(number: int) -> LaunchFacts:
+        facts = make_facts(metrics={"num_parameters": 1.0 + (number >= 5)})
+        return facts.replace(environment=facts.environment | {"bitwise_reproducible": False})
+
+    marked = {"weight_hash": Tolerance(None, origin=Origin.MARKER), "num_parameters": Tolerance(None)}
+    line: Any = Commits()
+    comparison = PairedComparison("case", marked, [*marked], 12, "c0")
+    with pytest.raises(ComparisonFailed, match="found: c5"):
+        Search(line, comparison, launch(0), lambda point: launch(len(point)), lambda _: None).run()
 
 
 def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
