@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from pytest_aorta.report.data import Case, Launch
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.trace.overlap import Intervals, Lane, Part, difference, intersection, union
 from pytest_aorta.result.trace.profiled_steps import Collective
 from pytest_aorta.result.trace.schedule import Schedule
@@ -172,7 +172,7 @@ def _rank_rows(launches: Sequence[Launch], suffix: str) -> Iterator[Row]:
                 yield Row(f"rank {rank}{suffix}", bars, height)
 
 
-def _part_rows(launches: Sequence[LaunchFacts], suffix: str) -> Iterator[Row]:
+def _part_rows(launches: Launches, suffix: str) -> Iterator[Row]:
     """Yield a row of the parts of the median step, one after another, of the first launch that has them."""
     if parts_ms := next((facts.breakdown_ms for facts in launches if facts.breakdown_ms), {}):
         names = [Lane.EXPOSED if name == Part.EXPOSED else name for name in parts_ms]

@@ -198,7 +198,7 @@ def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(r
     ("arguments", "message"),
     [
         (["HEAD", "HEAD"], "is not before"),
-        (["nowhere", "HEAD"], "GOOD: 'nowhere' is not a commit of this clone; if it"),
+        (["nowhere", "HEAD"], "SIDE nowhere: 'nowhere' is not a commit of this clone; if it"),
         (["HEAD", "HEAD~1"], "is not before"),
         (["HEAD~1", "HEAD", "--setup", "no-such-program x"], "'no-such-program' is not a program on the path"),
         (["HEAD~1", "HEAD", "--setup", "echo 'x"], "allowed is a command, quoted as for a shell"),

@@ -187,6 +187,11 @@ ERRORS = {
         "rank 1 failed first: signal SIGKILL",
         "next: look for rank 1 in dmesg",
     ),
+    "the device of a GPU on a machine without": (
+        Left({0: raised(1, "Found no NVIDIA driver on your system. Please check", "RuntimeError")}),
+        "rank 0 failed first: RuntimeError: Found no NVIDIA driver on your system. Please check",
+        'next: take the device "cuda" if torch.cuda.is_available() else "cpu"',
+    ),
     "NCCL on a machine without GPUs": (
         Left({0: raised(1, "Distributed package doesn't have NCCL built in", "RuntimeError")}),
         "rank 0 failed first: RuntimeError: Distributed package doesn't have NCCL built in",
