@@ -172,7 +172,8 @@ def test_launch_without_a_sample_in_its_steps_is_summarized_by_all_samples():
 )
 def test_protective_reason_is_throttling_unless_hardly_any_sample_has_it(reason):
     facts = facts_of(in_steps(reason, clock=1200), in_steps(clock=1980), in_steps(reason, clock=1200))
-    assert facts.throttled == [f"GPU 0 throttled ({reason} in 67% of samples, SM clock 1,200 of 1,980 MHz)"]
+    [line] = facts.throttled
+    assert f"{reason} in 67% of samples, SM clock 1,200 of 1,980 MHz" in line
     assert facts_of(in_steps(reason), *[in_steps()] * 29).throttled == []
 
 
