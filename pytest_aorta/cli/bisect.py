@@ -73,8 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the commits, packages or variables that were found and the message as JSON; the exit code is that "
         "of pytest, so a search that finds something ends with 1",
     )
-    parser.epilog = "After -- come one test and options of pytest."
-    parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import counted, emit, output_width, table
 from pytest_aorta.report.export import FORMATS
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.session.history import HistoryEntry, read_history
 from pytest_aorta.session.record import Side
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, help="print the newest run alone, for PyTorch's benchmark database or for Bencher"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,7 +98,7 @@ class _CaseHistory:
     test: str
     case: str
     platform: str
-    versions: Sequence[Sequence[LaunchFacts]]
+    versions: Sequence[Launches]
 
     def change_at(self, launch: LaunchFacts, metric: str) -> float | None:
         """Return the relative change of a metric between the versions just before a launch and those from it on.

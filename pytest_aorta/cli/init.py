@@ -75,8 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) or dotted module to test")
     add_ranks(parser, default=f"{_WORLD_SIZE}, or 1 on a machine with one GPU")
     add_shared(parser, SHARED)
-    parser.epilog = "After -- come arguments of the script, or a command that starts its own ranks."
-    parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -64,8 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_drawing(parser)
     add_shared(parser, SHARED)
-    parser.epilog = "After -- come arguments of the script."
-    parser.set_defaults(run=run, args=())
 
 
 def _sizes(text: str) -> tuple[int, ...]:

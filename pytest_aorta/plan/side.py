@@ -45,6 +45,11 @@ class SideSpec:
         """True if the side's packages are not those of pytest's own interpreter."""
         return bool(self.python or self.lock or self.requirements)
 
+    @property
+    def is_commit(self) -> bool:
+        """True if the side's packages and variables are those of the code under test."""
+        return not (self.has_environment or self.variables)
+
 
 def parse_side(text: str) -> SideSpec:
     """Return the side that a text spells.

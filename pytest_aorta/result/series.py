@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_aorta.common.model import (
     Count,
@@ -373,25 +373,38 @@ def _thinned(ranks: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return kept if longest else []
 
 
-def are_apart(facts: Sequence[SeriesFacts], num_ranks: int) -> bool:
-    """Return whether several ranks step optimizers, and no step has a collective."""
-    return num_ranks > 1 and bool(facts) and all(one.collectives == 0 for one in facts)
+class OptimizersFacts(NamedTuple):
+    """The facts of all optimizers of a launch, in the order of their first steps, and what a reader is told of them.
+
+    Attributes:
+        series: The optimizers.
+        buffer_hashes: Step -> hash of the persistent buffers that each rank has.
+        are_apart: Whether several ranks step optimizers, and no step has a collective.
+        text: A line if there are several optimizers, or if one has no loss or no collective in its steps; else empty.
+        replicas: The replicas of parameters that became different.
+    """
+
+    series: list[SeriesFacts]
+    buffer_hashes: dict[str, str]
+    are_apart: bool
+    text: str
+    replicas: list[Parted]
 
 
-def described(
-    facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: bool = False, is_simulated: bool = False
-) -> str:
-    """Return a line on the optimizers if there are several, or if one has no loss or no collective in its steps.
+def optimizers_facts(ranks: Sequence[Sequence[Series]], *, has_messages: bool, is_simulated: bool) -> OptimizersFacts:
+    """Return the facts of the optimizers of all ranks.
 
     With ``has_messages``, a step whose costs were counted has some, which gloo's recorder does not know. A simulated
     world has no losses.
     """
-    alone = [one.name for one in facts if num_ranks > 1 and one.collectives == 0]
+    facts = series_facts(ranks)
+    alone = [one.name for one in facts if len(ranks) > 1 and one.collectives == 0]
+    are_apart = 0 < len(alone) == len(facts) and not (has_messages or is_simulated)
     found = []
     if len(facts) > 1 or (alone and not has_messages):
         found.append(f"{counted(len(facts), 'optimizer')}: {some_of([str(one) for one in facts], _MOST_LISTED)}")
         found += [f"there is no collective in the steps of {some_of(alone, _MOST_LISTED)}"] if alone else []
-    if are_apart(facts, num_ranks) and not (has_messages or is_simulated):
+    if are_apart:
         found.append(
             "so each rank trains alone: start a process group and wrap the model (DistributedDataParallel, "
             "fully_shard); transformers' Trainer needs --use_cpu on CPU ranks"
@@ -400,7 +413,7 @@ def described(
     is_observed = any(one.is_main for one in facts)
     if is_observed and not (is_simulated or any(any(one.loss) for one in facts)):
         found.append("no loss is recorded, since the script calls no backward() of one; torch.autograd.grad has none")
-    return "; ".join(found)
+    return OptimizersFacts(facts, joined_hashes(ranks, BUFFERS), are_apart, "; ".join(found), diverged(ranks))
 
 
 class Parted(Model, frozen=True):

@@ -93,9 +93,12 @@ def in_pairs(
 
 
 def with_both(comparison: StoredComparison, first: LaunchFacts, version: str) -> Comparing:
-    """Compare a first launch with the stored baseline, and in pairs with ``version`` what the baseline can't decide."""
-    verdicts = comparison.judge([first])
-    names = [row.metric for row in verdicts.rows if _is_for_pairs(row, comparison)]
+    """Compare a first launch with the stored baseline, and in pairs with ``version`` what the baseline can't decide.
+
+    A baseline of this environment says nothing of another one, so a side with packages or variables is launched.
+    """
+    verdicts, is_commit = comparison.judge([first]), parse_side(version).is_commit
+    names = [row.metric for row in verdicts.rows if not is_commit or _is_for_pairs(row, comparison)]
     if not names:
         return verdicts
     most = comparison.max_launches

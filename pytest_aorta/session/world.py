@@ -136,7 +136,9 @@ class DistributedWorld:
         """
         words = _words("command", command)
         if not words or find_program(words[0], sys.executable) is None:
-            raise SpecError(f"command {list(words)!r}: {list(words[:1])} is not beside {sys.executable} or on PATH")
+            raise SpecError(
+                f"command {list(words)!r}: {''.join(words[:1])!r} is not beside {sys.executable} or on PATH"
+            )
         if self.launcher.world.nodes > 1 or self.launcher.world.simulated:
             raise SpecError(f"command {list(words)!r}: starts its ranks on one node, and does not simulate any")
         name = next((Path(word).name for word in words if word.endswith(".py")), Path(words[0]).name)

@@ -12,7 +12,7 @@ from statistics import median
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import ByDevice
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.system import OWN_VERSION
 from pytest_aorta.verdict.environment import machine_changes
@@ -64,7 +64,7 @@ class Sides:
     is_exact: bool = False
     in_turn: bool = False
     are_next: bool = False
-    checks: Sequence[LaunchFacts] = ()
+    checks: Launches = ()
     moved: int = 0
     stayed: int = 0
     other_machine: bool = False
@@ -146,7 +146,7 @@ def judged_otherwise(before: Sequence[Verdict], after: Sequence[Verdict]) -> lis
     return [*dict.fromkeys(tolerances + revisions)]
 
 
-def _speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: LaunchFacts) -> str | None:
+def _speed_change(checks: Launches, before: LaunchFacts, after: LaunchFacts) -> str | None:
     """Return what of the speed check moved between two launches; empty if nothing did, and None if it is not known."""
     first_s, last_s = before.provenance.moment_s, after.provenance.moment_s
     middle_s = (first_s + last_s) / 2
@@ -161,7 +161,7 @@ def _speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: Lau
     return "; ".join(speed_changes(there, here)) if there and here else None
 
 
-def speed_changes(there: Sequence[LaunchFacts], here: Sequence[LaunchFacts]) -> Iterator[str]:
+def speed_changes(there: Launches, here: Launches) -> Iterator[str]:
     """Yield a text on each time of the speed check that changed between two groups of its launches."""
     for metric, name in SPEED_METRICS.items():
         before, after = ([one.metrics[metric] for one in side if metric in one.metrics] for side in (there, here))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import did_you_mean
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.series import BUFFERS, PARAMETERS, SeriesFacts
 from pytest_aorta.result.trace.families import is_compute
@@ -92,6 +92,10 @@ class Tolerance(Model, frozen=True):
             return "-"
         sign = "" if self.direction is None else _SIGNS[self.direction]
         return "exact" if self.value is None else f"{sign}{self.scale.text(self.value)}"
+
+
+# Metric -> the change that is allowed.
+Tolerances: TypeAlias = Mapping[str, Tolerance]
 
 
 @dataclass(frozen=True)
@@ -488,7 +492,7 @@ def own_metrics(facts: LaunchFacts) -> list[str]:
     return [name for name in facts.metrics if name not in METRICS and name.removesuffix(AS_RUN) not in METRICS]
 
 
-def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
+def middle(metric: Metric, launches: Launches) -> Value:
     """Return :func:`middle_of` the launches' values, or the first value if some launch has no number, if any."""
     values = [metric.measure(launch) for launch in launches]
     numbers = [value for value in values if isinstance(value, float | int)]
@@ -507,7 +511,7 @@ def middle_of(values: Sequence[float], *, is_relative: bool) -> float:
     return math.sqrt(low * high) if is_relative and 0 < low < high else float(low + (high - low) / 2)
 
 
-def measured_values(launches: Sequence[LaunchFacts]) -> dict[str, float | str]:
+def measured_values(launches: Launches) -> dict[str, float | str]:
     """Return metric -> :func:`middle` of the launches, for each metric that has a value for this number of steps."""
     values = {name: middle(row, launches) for name, row in METRICS.items()}
     return {name: value for name, value in values.items() if value is not None}

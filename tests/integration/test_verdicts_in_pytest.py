@@ -548,3 +548,13 @@ def test_without_anything_to_compare_no_baseline_is_advised(project):
     project.write("test_toy.py", UNMARKED.format(""))
     result = project.run(shows="E  *Nothing compared: no metric *tolerance(step_time_p50=*", failed=1)
     assert "--update-baselines" not in text_of(result)
+
+
+def test_side_with_other_variables_is_launched_also_if_the_baseline_decides(project):
+    project.one_test("workload.check(workload.run('toy'))")
+    project.plant(costs=COPIES)
+    project.run("--update-baselines", passed=1)
+    project.plant(costs=COSTS, candidate={"costs": COPIES})
+    project.run(shows="aorta: 1 test OK, *", passed=1)
+    shows = ["E  *the host reads a value 0 -> 1 times a step *", "E  *baseline  env:NCCL_ALGO=Ring, launched in turn *"]
+    project.run("--aorta-ab=env:NCCL_ALGO=Ring", shows=shows, failed=1)

@@ -359,5 +359,5 @@ def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches
 
 def test_command_without_a_program_is_refused_and_nothing_is_written(folder, capsys):
     assert main(["init", "--", "akselerate", "launch"]) == 2
-    assert "['akselerate'] is not beside" in capsys.readouterr().err
+    assert "'akselerate' is not beside" in capsys.readouterr().err
     assert files(folder) == SCRIPT
