@@ -22,7 +22,7 @@ from tests.unit.builders import run_python
 ROOT = Path(__file__).parents[1]
 # The packages of the tree, and the names that they are installed under.
 SOURCES = {"pytest_aorta": "pytest_aorta", "workloads": "aorta_workloads"}
-AROUND = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
+AROUND = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"}
 INSTALLED = ("pytest", "pytest-aorta")
 
 

@@ -1,23 +1,26 @@
 """Graphs of streams of small programs and of changes of them: digests, and the collectives that nothing can hide.
 
-Run: python -m benchmarks.overlap.graphs [--device cuda] [--ranks 8] [--measured | --cost] [PROGRAM...]
+Run: python -m benchmarks.overlap.graphs [--device cuda] [--ranks 8] [--cost] [PROGRAM...]
+     torchrun --nproc-per-node 2 -m benchmarks.overlap.graphs --measured [PROGRAM...]
 
 Each program runs as one rank of a simulated world. The rows of CPU ranks, of a GPU and of another number of ranks have
-to be equal. ``--measured`` puts the schedules of larger layers, whose tensors have no data, beside the overlap of two
-H200s. ``--cost`` prints what the graph adds to the count of a step, behind which torch is as it was. With ``--train
-PROGRAM`` this is an ordinary training script, which the variable LOSS changes.
+to be equal. ``--measured`` puts the schedules of larger layers beside the overlap that the GPUs of this host measure.
+``--cost`` prints what the graph adds to the count of a step, behind which torch is as it was. With ``--train PROGRAM``
+this is an ordinary training script, which the variable LOSS changes.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import correlation, median
 from typing import Any, TypeAlias
@@ -35,9 +38,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.modules.module import register_module_forward_pre_hook, register_module_full_backward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_aorta.result.trace.schedule import play
+from pytest_aorta.result.trace.schedule import Schedule, play
 from pytest_aorta.result.trace.step_graph import StepGraph, Work
-from pytest_aorta.worker import collectives
+from pytest_aorta.worker import RankEnv, capture_overlap, collectives
 from pytest_aorta.worker.costs import StepCounter
 from pytest_aorta.worker.simulation import simulate_world, without_data
 
@@ -50,17 +53,22 @@ class Sizes:
     layers: int = 6
     dim: int = 256
     tokens: int = 32
+    dtype: torch.dtype = torch.float32
     fsdp2: dict[str, Any] = field(default_factory=dict)
 
     @property
     def batch(self) -> torch.Tensor:
         """Return a new batch."""
-        return torch.randn(self.tokens, self.dim, device=self.device)
+        return torch.randn(self.tokens, self.dim, device=self.device, dtype=self.dtype)
 
     def model(self) -> nn.Sequential:
         """Return new layers."""
-        sizes = self.dim, self.dim
-        return nn.Sequential(*(nn.Linear(*sizes, bias=False, device=self.device) for _ in range(self.layers)))
+        return nn.Sequential(
+            *(
+                nn.Linear(self.dim, self.dim, bias=False, device=self.device, dtype=self.dtype)
+                for _ in range(self.layers)
+            )
+        )
 
 
 # A model, and its forward and backward pass.
@@ -119,12 +127,14 @@ class _Backwards(nn.Sequential):
 
 def _ddp(
     sizes: Sizes,
-    bucket_cap_mb: float = 0.3,
+    layers_a_bucket: float = 1.2,
     order: type[nn.Sequential] = nn.Sequential,
     hook: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Program:
-    model = DistributedDataParallel(order(*sizes.model()), bucket_cap_mb=bucket_cap_mb, **options)
+    model = order(*sizes.model())
+    bucket_mb = layers_a_bucket * model[0].weight.nbytes / 2**20  # type: ignore[operator]
+    model = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, **options)
     if hook:
         model.register_comm_hook(None, hook)
     return _trained(sizes, model)
@@ -244,9 +254,9 @@ PROGRAMS: dict[str, dict[str, Make]] = {
     },
     "DDP": _changed(_ddp)
     | {
-        "buckets too large": partial(_ddp, bucket_cap_mb=25),
+        "buckets too large": partial(_ddp, layers_a_bucket=100),
         "reduced after backward": partial(_by_hand, after=True),
-        "buckets of two layers": partial(_ddp, bucket_cap_mb=0.6),
+        "buckets of two layers": partial(_ddp, layers_a_bucket=2.4),
         "static graph": partial(_ddp, static_graph=True),
         "gradients as views": partial(_ddp, gradient_as_bucket_view=True),
     },
@@ -366,21 +376,6 @@ def related(graph: StepGraph) -> str:
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
 
 
-# Overlap and step in ms on two H200s: FSDP2, eight layers of 8192 x 8192, 4096 tokens and bfloat16.
-MEASURED = {
-    "": (0.845, 23.9),
-    "forward prefetch of two": (0.880, 25.3),
-    "no reshard": (0.827, 21.7),
-    "two layers a unit": (0.766, 23.8),
-    "no prefetch in forward": (0.675, 24.7),
-    "an extra wait": (0.457, 27.0),
-    "an all-reduce in each layer": (0.473, 29.2),
-    "one bucket": (0.000, 26.5),
-    "no prefetch in backward": (0.279, 30.5),
-    "gathers on the compute stream": (0.327, 31.9),
-}
-
-
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the correlation of ranks; equal values share the mean of theirs."""
     ranks = [
@@ -390,29 +385,54 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     return correlation(*ranks)
 
 
-def _large() -> Sizes:
-    """Return sizes whose compute can hide communication; tensors of such sizes have no data, but those of a mesh."""
+def _large(device: torch.device) -> Sizes:
+    """Return sizes whose compute can hide communication; on CPU, such tensors have no data, but those of a mesh."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    options = {"mp_policy": policy, "mesh": init_device_mesh("cpu", (dist.get_world_size(),))}
-    return Sizes(torch.device("cpu"), layers=8, dim=8192, tokens=4096, fsdp2=options)
+    options = {"mp_policy": policy, "mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
+    return Sizes(device, layers=8, dim=8192, tokens=4096, fsdp2=options)
 
 
-def _beside_measured() -> None:
-    sizes = _large()
+def _measure(program: str, change: str, sizes: Sizes) -> tuple[Schedule, StepGraph, float, float]:
+    """Return the schedule of a program's graph and the graph, and overlap and step in ms as this rank measured them."""
+    graph = graph_of(program, change, sizes)
+    torch.manual_seed(0)
+    with planted(change, sizes.device):
+        model, step = PROGRAMS[program][change](sizes)
+
+        def whole() -> None:
+            step()
+            model.zero_grad()
+
+        whole()
+        profile = capture_overlap(whole, 4, sizes.device)
+    metrics = profile.metrics()
+    overlap = metrics.get("overlap_ratio", metrics.get("overlap_ratio_as_run", 0.0))
+    return play(graph), graph, overlap, median(step.step_ms for step in profile.steps)
+
+
+def _beside_measured(programs: Sequence[str], sizes: Sizes) -> None:
+    """Print a table of the changes of programs, and the correlations of the schedules with what was measured."""
     rows = []
-    print("| change | serialized | scheduled overlap, step | measured overlap, step |\n| --- | --- | --- | --- |")
-    for change, (overlap, step_ms) in MEASURED.items():
-        with without_data():
-            played = play(graph_of("FSDP2", change, sizes))
-        rows.append((played.overlap_ratio, overlap, played.step_ms, step_ms))
-        counts = f"{played.serialized} of {played.collectives}"
-        print(
-            f"| {change or 'nothing'} | {counts} | {played.overlap_ratio:.3f}, {played.step_ms:.1f} ms | "
-            f"{overlap:.3f}, {step_ms} ms |",
-            flush=True,
-        )
+    print(
+        "| program, change | graph | serialized | scheduled overlap, step | measured overlap, step |\n"
+        + "| --- " * 5
+        + "|"
+    )
+    for program in programs:
+        # Activations in bfloat16, as FSDP2 casts them.
+        kept = sizes if program.startswith("FSDP2") else replace(sizes, dtype=torch.bfloat16)
+        for change in PROGRAMS[program]:
+            played, graph, overlap, step_ms = _measure(program, change, kept)
+            rows.append((played.overlap_ratio, overlap, played.step_ms, step_ms))
+            counts = f"{played.serialized} of {played.collectives}"
+            print(
+                f"| {program}, {change or 'unchanged'} | {related(graph)} | {counts} | "
+                f"{played.overlap_ratio:.3f}, {played.step_ms:.1f} ms | {overlap:.3f}, {step_ms:.1f} ms |",
+                flush=True,
+            )
+            gc.collect()
     scheduled, measured, step, took = zip(*rows, strict=True)
-    print(f"Spearman: overlap {spearman(scheduled, measured):.2f}, step {spearman(step, took):.2f}")
+    print(f"Spearman of {len(rows)}: overlap {spearman(scheduled, measured):.2f}, step {spearman(step, took):.2f}")
 
 
 def _cost(program: str, pairs: int = 40) -> None:
@@ -446,7 +466,7 @@ def train(program: str, change: str) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     is_large = program.startswith("FSDP2")
-    sizes = _large() if is_large else Sizes(torch.device("cpu"))
+    sizes = _large(torch.device("cpu")) if is_large else Sizes(torch.device("cpu"))
     with without_data() if is_large else nullcontext():
         model, step = PROGRAMS[program].get(change, PROGRAMS[program][""])(sizes)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -471,14 +491,17 @@ def main() -> None:
     if given.train:
         train(given.train, os.environ.get("LOSS", ""))
         return
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "2" if given.measured else str(given.ranks)}
+    if given.measured:
+        device = RankEnv.read().join("graphs")
+        with redirect_stdout(None if dist.get_rank() else sys.stdout):
+            _beside_measured(given.programs, _large(device) if device.type == "cuda" else Sizes(device))
+        dist.destroy_process_group()
+        return
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(given.ranks)}
     simulate_world()
     # There is no plan that says so.
     collectives.is_simulated = lambda: True
     dist.init_process_group("gloo" if given.device == "cpu" else "nccl")
-    if given.measured:
-        _beside_measured()
-        return
     for program in given.programs if given.cost else ():
         _cost(program)
     if given.cost:

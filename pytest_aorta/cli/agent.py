@@ -13,7 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path, help="run folder, which all nodes share")
     where = "default: AORTA_NODE_RANK, or the number that Slurm or Kubernetes gives"
     parser.add_argument("--node-rank", metavar="N", type=integer_from(0), help=f"number of this node, from 0 ({where})")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

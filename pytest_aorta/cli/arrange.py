@@ -37,8 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ranks(parser, least=2)
     add_results(parser)
     add_shared(parser, SHARED)
-    parser.epilog = "After -- come arguments of the script."
-    parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:

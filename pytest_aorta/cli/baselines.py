@@ -22,10 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parents=[where],
         help="rewrite files of the version before, and move files to the place of their case",
     )
-    upgraded.set_defaults(run=_upgrade)
+    upgraded.set_defaults(action=_upgrade)
     added = ways.add_parser("add", parents=[where], help="check the baselines of another folder and add them")
     added.add_argument("source", metavar="SOURCE", type=Path, help="folder of baselines that another job recorded")
-    added.set_defaults(run=_add)
+    added.set_defaults(action=_add)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the action."""
+    return int(arguments.action(arguments))
 
 
 def _upgrade(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -16,9 +15,8 @@ from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.files import raised_as, write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.plan.environments import normalized
 from pytest_aorta.plan.reference import check_side, commit_of, first_parents, setup_program
-from pytest_aorta.plan.side import SideSpec, parse_side
+from pytest_aorta.plan.side import SideSpec, Span, parse_side, parse_span
 from pytest_aorta.session.axes import Over
 from pytest_aorta.session.search import SearchRequest
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
@@ -28,19 +26,25 @@ _PARTS: dict[Over, dict[str, Any]] = {
     Over.COMMITS: {"commit": ""},
     Over.PACKAGES: {"python": "", "lock": "", "requirements": ()},
     Over.VARIABLES: {"variables": {}},
-    Over.RELEASES: {"requirements": ()},
 }
+_ALLOWED_OVER = (
+    "commits, packages or variables, which are to differ between GOOD and BAD; or NAME@GOOD..BAD, two releases of a "
+    "package, or tags, branches or commits of its repository, which NAME@git+URL@GOOD..BAD names"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    parser.usage = "aorta bisect [options] GOOD BAD -- NODE_ID [PYTEST OPTION ...]"
-    parser.add_argument("good", metavar="GOOD", type=parse_side, help="commit, or side, before the change")
-    parser.add_argument("bad", metavar="BAD", type=parse_side, help="commit, or side, with the change")
-    over = (
-        "what to search: the commits, packages or variables that differ, or a package by its name, of which GOOD and "
-        "BAD have two versions, or commits of git (default: %(default)s)"
+    parser.usage = (
+        "aorta bisect [options] GOOD BAD -- NODE_ID [PYTEST OPTION ...]\n"
+        "       aorta bisect [options] --over NAME@GOOD..BAD [SIDE] -- NODE_ID [PYTEST OPTION ...]"
     )
+    sides = (
+        "GOOD and BAD, the commits, or sides, before the change and with it; with --over NAME@GOOD..BAD, what both "
+        "ends have beside the package"
+    )
+    parser.add_argument("sides", metavar="SIDE", nargs="*", type=parse_side, help=sides)
+    over = f"what to search: {_ALLOWED_OVER} (default: %(default)s)"
     parser.add_argument("--over", metavar="KIND", type=_over, default=Over.COMMITS, help=over)
     parser.add_argument(
         "--setup",
@@ -69,8 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the commits, packages or variables that were found and the message as JSON; the exit code is that "
         "of pytest, so a search that finds something ends with 1",
     )
-    parser.epilog = "After -- come one test and options of pytest."
-    parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,14 +82,20 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: The command line is wrong; nothing was launched.
         AortaError: The search could not be carried out.
     """
-    here = Path.cwd()
-    package = "" if arguments.over in [*Over] else arguments.over
-    over = Over.RELEASES if package else Over(arguments.over)
-    good, bad = sides = _checked(arguments.good, "GOOD", here), _checked(arguments.bad, "BAD", here)
-    same = [replace(side, text="", **_PARTS[over]) for side in sides]
-    if same[0] != same[1] or (over is Over.COMMITS and not (good.commit and bad.commit)):
-        given = f"{good.text!r} and {bad.text!r}"
-        raise UsageError(f"GOOD, BAD: got {given}, allowed are sides that differ in {over} alone; see --over")
+    here, over = Path.cwd(), arguments.over
+    given = [_checked(side, here) for side in arguments.sides]
+    if isinstance(over, Span):
+        allowed, ends = "at most one side beside --over NAME@GOOD..BAD", [*given, SideSpec("")][:1] * 2
+        is_allowed = len(given) < 2
+    else:
+        allowed, ends = f"GOOD and BAD, which differ in {over} alone; see --over", given
+        same = [replace(side, text="", **_PARTS[over]) for side in given]
+        is_allowed = (
+            len(given) == 2 and same[0] == same[1] and (over != Over.COMMITS or all(side.commit for side in given))
+        )
+    if not is_allowed:
+        raise UsageError(f"SIDE: got {[side.text for side in given]}, allowed is {allowed}")
+    good, bad = ends
     tolerances = dict(arguments.tolerance)
     parse_tolerances(tolerances, "--tolerance")
     if over is Over.COMMITS:
@@ -95,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             commits = first_parents(here, good.commit, bad.commit)
         emit([f"{counted(len(commits), 'commit')} after {good.commit[:12]}, up to {bad.commit[:12]}"])
         sys.stdout.flush()
-    search = SearchRequest(sides, tuple(arguments.setup), arguments.metric, over, package)
+    search = SearchRequest((good, bad), tuple(arguments.setup), arguments.metric, over)
     with tempfile.TemporaryDirectory(prefix="aorta-bisect-") as folder:
         code, found = run_pytest(arguments.args, Path(folder), shows_output=True, search=search, tolerances=tolerances)
     if arguments.result:
@@ -103,18 +111,18 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _checked(side: SideSpec, end: str, here: Path) -> SideSpec:
+def _checked(side: SideSpec, here: Path) -> SideSpec:
     """Return a side of which everything exists, with the full hash of its commit."""
-    with raised_as(UsageError, f"{end}: ", SpecError):
+    with raised_as(UsageError, f"SIDE {side.text}: ", SpecError):
         check_side(side, here)
         return replace(side, commit=commit_of(here, side.commit)) if side.commit else side
 
 
-def _over(text: str) -> str:
-    kinds = [str(kind) for kind in Over if kind is not Over.RELEASES]
-    if text not in kinds and not re.fullmatch(r"\w[\w.-]*", text):
-        raise ArgumentTypeError(f"got {text!r}, allowed is one of {kinds}, or the name of a package")
-    return text if text in kinds else normalized(text)
+def _over(text: str) -> Over | Span:
+    over = Over(text) if text in [*Over] else parse_span(text)
+    if over is None:
+        raise ArgumentTypeError(f"got {text!r}, allowed is {_ALLOWED_OVER}")
+    return over
 
 
 def _tolerance(text: str) -> tuple[str, str]:

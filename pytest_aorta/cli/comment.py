@@ -24,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conclusion", required=True, help="how the job ended, as CI says: success, or anything else")
     parser.add_argument("--link", default="", help="address of the job, which the comment links")
     parser.add_argument("-o", "--output", type=file_ending_in(".md"), required=True, help="file to write")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -65,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--history", metavar="DIR", type=Path, help=folder)
     add_ranks(parser)
     add_shared(parser, ("gpus", "timeout", "launcher"))
-    parser.set_defaults(run=run)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import counted, emit, output_width, table
 from pytest_aorta.report.export import FORMATS
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.session.history import HistoryEntry, read_history
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.attribution import SPEED_CASE, Sides, judged_otherwise
-from pytest_aorta.verdict.metrics import METRICS, Direction, Value, format_value, measured_values, metric_of
+from pytest_aorta.verdict.metrics import METRICS, Direction, Value, format_value, measured_values
 from pytest_aorta.verdict.verdicts import format_change
 
 # With later values, the same change point can move by a few versions.
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, help="print the newest run alone, for PyTorch's benchmark database or for Bencher"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,7 +98,7 @@ class _CaseHistory:
     test: str
     case: str
     platform: str
-    versions: Sequence[Sequence[LaunchFacts]]
+    versions: Sequence[Launches]
 
     def change_at(self, launch: LaunchFacts, metric: str) -> float | None:
         """Return the relative change of a metric between the versions just before a launch and those from it on.
@@ -229,7 +228,7 @@ def _began_to_fail(entries: Sequence[HistoryEntry], histories: Sequence[_CaseHis
             now.facts(Side.CANDIDATE)[0],
             judged=judged_otherwise(old.rows, rows),
             are_next=True,
-            is_exact=any(not metric_of(row.metric, row.tolerance.direction).has_noise for row in rows),
+            is_exact=any(not row.definition.has_noise for row in rows),
             checks=_checks_of(histories, now.platform),
             moved=sum(one.comparison.platform == now.platform for _, one in began) - 1,
             stayed=sum(one.comparison.platform == now.platform and not one.comparison.failing for _, one in ends),

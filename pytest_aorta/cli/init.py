@@ -62,8 +62,9 @@ def test_{name}_restart(workload):
 """
 # Names of arguments that set the batch of a rank, and how many batches it accumulates.
 _BATCH, _ACCUMULATED = re.compile(r"-+[\w-]*(batch|bs)[\w-]*"), re.compile(r"-+[\w-]*accum[\w-]*")
-# Files that pytest reads its settings from, in its order.
+# Files that pytest reads its settings from, in its order; files of many tools have a section for them.
 _SETTINGS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+_SECTION = re.compile(r"^\[(tool[.:])?pytest[].]", re.MULTILINE)
 _WORLD_SIZE = 2
 _WIDTH = 100
 
@@ -74,8 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) or dotted module to test")
     add_ranks(parser, default=f"{_WORLD_SIZE}, or 1 on a machine with one GPU")
     add_shared(parser, SHARED)
-    parser.epilog = "After -- come arguments of the script, or a command that starts its own ranks."
-    parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -180,7 +179,10 @@ def _comment(note: str) -> str:
 
 def _write_settings() -> str:
     """Write ``pytest.ini``, which would hide settings of pytest in another file, and return a line about it."""
-    if kept := next(filter(os.path.exists, _SETTINGS), None):
+    found = filter(Path.is_file, map(Path, _SETTINGS))
+    if kept := next(
+        (file for file in found if "pytest" in file.stem or _SECTION.search(file.read_text("utf-8"))), None
+    ):
         return (
             f"kept {kept}, where pytest reads its settings: aorta_launcher (forkserver) starts ranks faster there, "
             "aorta_results (results) keeps logs, aorta_fail_on (missing,marked-inconclusive) fails undecided tests"

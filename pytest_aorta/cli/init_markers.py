@@ -9,7 +9,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
 from pytest_aorta.verdict.statistics.variance import own_variance
@@ -81,7 +81,7 @@ def fitted(pair: Pair, world: World) -> Fit:
     return Fit(markers, [note for note in said if note], compares)
 
 
-def _costs(facts: Sequence[LaunchFacts]) -> tuple[bool, str]:
+def _costs(facts: Launches) -> tuple[bool, str]:
     """Return whether all launches have a cost of a step, and a note."""
     rows = [row for row in METRICS.values() if row.cost is not None]
     values = {row.name: [row.measure(launch) for launch in facts] for row in rows}
@@ -93,7 +93,7 @@ def _costs(facts: Sequence[LaunchFacts]) -> tuple[bool, str]:
     return True, f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"
 
 
-def _times(facts: Sequence[LaunchFacts]) -> tuple[str, str]:
+def _times(facts: Launches) -> tuple[str, str]:
     """Return the marker of a tolerance that launches can decide, or none; and why.
 
     Time of kernels hardly depends on the host. Its delays change the times of steps from launch to launch, and two

@@ -26,28 +26,43 @@ class _Command:
         name: Word after ``aorta``.
         group: What the subcommand is for; the help lists subcommands by group.
         help: One line for the help.
+        passed_on: What comes after ``--``, of which the command has the words as ``args``; empty if nothing does.
     """
 
     name: str
     group: str
     help: str
+    passed_on: str = ""
 
 
-# The module of a subcommand has a function ``add_arguments``, which declares the options, and sets the default ``run``:
+_OF_SCRIPT = "arguments of the script"
+# The module of a subcommand has a function ``add_arguments``, which declares the options, and a function ``run``:
 # arguments -> exit code.
 COMMANDS = (
     _Command("doctor", "start", "look for problems that would break a run, and list GPUs and leases"),
-    _Command("init", "start", "write a first test and settings of pytest"),
-    _Command("run", "test", "launch a workload or a training script and keep each trial's result"),
-    _Command("selftest", "test", "plant faults into the launches of tests, and show which are found"),
     _Command(
-        "arrange", "test", "compare a script's gradients with those of other ranks and batches, without a baseline"
+        "init",
+        "start",
+        "write a first test and settings of pytest",
+        f"{_OF_SCRIPT}, or a command that starts its own ranks",
     ),
-    _Command("scale", "test", "show how the costs of a step grow with the number of ranks, without devices"),
+    _Command("run", "test", "launch a workload or a training script and keep each trial's result", _OF_SCRIPT),
+    _Command(
+        "selftest", "test", "plant faults into the launches of tests, and show which are found", "options of pytest"
+    ),
+    _Command(
+        "arrange",
+        "test",
+        "compare a script's gradients with those of other ranks and batches, without a baseline",
+        _OF_SCRIPT,
+    ),
+    _Command(
+        "scale", "test", "show how the costs of a step grow with the number of ranks, without devices", _OF_SCRIPT
+    ),
     _Command("baselines", "baselines", "rewrite and add stored baselines"),
     _Command("history", "reports", "find changes in what --aorta-history has kept over commits"),
     _Command("comment", "CI", "check the findings of a job and write them as Markdown for a comment"),
-    _Command("bisect", "CI", "find the commit that changed a metric of a test"),
+    _Command("bisect", "CI", "find the commit that changed a metric of a test", "one test and options of pytest"),
     _Command("agent", "cluster", "run this node's part of launches over several nodes"),
 )
 
@@ -135,5 +150,10 @@ def parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
         subparser = commands.add_parser(command.name, description=command.help)
         if words is None or command.name in words:
             # Importing all modules takes ten times as long as showing the help.
-            importlib.import_module(f"{__package__}.{command.name}").add_arguments(subparser)
+            module = importlib.import_module(f"{__package__}.{command.name}")
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+            if command.passed_on:
+                subparser.set_defaults(args=())
+                subparser.epilog = f"After -- come {command.passed_on}. {subparser.epilog or ''}"
     return parser

@@ -56,8 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_drawing(parser)
     add_shared(parser, SHARED)
-    parser.epilog = "After -- come arguments of the script."
-    parser.set_defaults(run=run, args=())
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ The step's graph of streams is played on the nominal machine too: on how many ra
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from pytest_aorta.cli import ExitCode
@@ -25,6 +25,7 @@ from pytest_aorta.cli.target import (
 from pytest_aorta.common.errors import ResultError, UsageError
 from pytest_aorta.common.text import aligned, counted, emit
 from pytest_aorta.plan.options import LauncherKind, Options, integer_from
+from pytest_aorta.plan.reference import check_reference
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
 from pytest_aorta.report.timeline import BETWEEN_HOSTS, IN_HOST, Bars, Drawing, Row, drawn_schedules
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
@@ -35,7 +36,7 @@ from pytest_aorta.result.trace.step_graph import StepGraph
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import format_value
 
-SHARED = ("timeout", "workloads")
+SHARED = ("timeout", "workloads", "ab")
 _COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory")
 # A change of less than this is no growth.
 _LEAST_GROWTH = 0.01
@@ -63,8 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_drawing(parser)
     add_shared(parser, SHARED)
-    parser.epilog = "After -- come arguments of the script."
-    parser.set_defaults(run=run, args=())
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -84,35 +83,48 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rank >= arguments.sizes[0]:
         raise UsageError(f"--rank: got {arguments.rank}, allowed is a rank from 0 to {arguments.sizes[0] - 1}")
     options, word = given_options(arguments, launcher=LauncherKind.FORKSERVER), arguments.target
+    if options.ab:
+        check_reference(options.ab, options.rootdir)
     workload, script = (None, word) if "." in word else (word, None)
     target = given_target(options, arguments, workload, script)
-    rows, lines = list[tuple[str, ...]](), list[str]()
-    graphs: dict[int, StepGraph] = {}
-    before: WorkloadResult | None = None
+    kept = dict[str, list[WorkloadResult]]()
     try:
         for result in _launched(target, options, arguments):
-            rows.append(cells(result))
-            lines += growth(before, result) if before else ()
-            if result.facts.schedules and result.costs[0] and result.costs[0].graph:
-                graphs[result.world_size] = result.costs[0].graph
-            before = result
+            cells(result)
+            kept.setdefault(result.facts.provenance.side, []).append(result)
     finally:
-        if rows:
-            emit([*aligned([_COLUMNS, *rows], [""] * (len(rows) + 1)), *lines, *scheduled(graphs)])
+        for side, results in kept.items():
+            emit([*filter(None, [side and f"at {side}"]), *_tables(results)])
     if arguments.draw:
-        write_drawing(arguments.draw, panels(graphs))
+        write_drawing(arguments.draw, panels(_graphs(kept[""])))
     return ExitCode.OK
 
 
 def _launched(
     target: WorkloadTarget | ScriptTarget, options: Options, arguments: argparse.Namespace
 ) -> Iterator[WorkloadResult]:
-    """Launch a workload or a script at each size."""
+    """Launch a workload or a script at each size, and at the side of ``--aorta-ab``."""
     with opened(options) as session:
         for size in arguments.sizes:
             spec, folder = WorldSpec(size, simulated=(arguments.rank,)), arguments.results / target.slug / f"x{size}"
             with launching(session, spec, folder, timed=False) as launcher:
-                yield target.launch(DistributedWorld(launcher))
+                world = DistributedWorld(launcher)
+                yield (result := target.launch(world))
+                if options.ab:
+                    yield world.again(result, reference=True)
+
+
+def _tables(results: Sequence[WorkloadResult]) -> list[str]:
+    """Return the costs of each size and what explains them, then the schedules."""
+    rows = [_COLUMNS, *map(cells, results)]
+    grown = [line for pair in pairwise(results) for line in growth(*pair)]
+    return [*aligned(rows, [""] * len(rows)), *grown, *scheduled(_graphs(results))]
+
+
+def _graphs(results: Sequence[WorkloadResult]) -> dict[int, StepGraph]:
+    """Return the graph of streams of each size that recorded one with a collective."""
+    known = {one.world_size: one.costs[0].graph for one in results if one.facts.schedules and one.costs[0]}
+    return {size: graph for size, graph in known.items() if graph}
 
 
 def cells(result: WorkloadResult) -> tuple[str, ...]:

@@ -105,8 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     parser.usage = "aorta selftest [NODE_ID ...] [-- PYTEST_OPTION ...]"
     parser.epilog = "Plants: " + "; ".join(f"{plant} ({signs.about})" for plant, signs in SIGNS.items()) + "."
-    parser.add_argument("tests", nargs="*", metavar="NODE_ID", help="tests; after -- come options of pytest")
-    parser.set_defaults(run=run, args=())
+    parser.add_argument("tests", nargs="*", metavar="NODE_ID", help="tests")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from pytest_aorta.common.errors import SpecError
@@ -88,7 +89,7 @@ class Environment:
         found: dict[str, Distribution] = {}
         for package in distributions(path=[*map(str, (*self.early, *self.late, *self.folders))]):
             if name := package.metadata["Name"]:  # a package that is half removed has none
-                found.setdefault(normalized(name), package)
+                found.setdefault(canonicalize_name(name), package)
         return found
 
     @cached_property
@@ -100,11 +101,6 @@ class Environment:
         """Return a value that changes when a package is installed or removed."""
         infos = (entry for folder in self.folders for entry in folder.glob("*-info"))
         return sorted((str(entry), entry.stat().st_mtime_ns) for entry in infos)
-
-
-def normalized(name: str) -> str:
-    """Return the name of a package as it is compared (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def probe(python: str, root: Path, say: Callable[[str], None]) -> Environment:
@@ -326,6 +322,24 @@ def releases_of(package: str, root: Path, *, pre: bool) -> list[str]:
     if status or listed is None:
         raise SpecError(f"pip index versions {package}: {' '.join(complaint.strip().splitlines()[-1:])}")
     return sorted(listed[1].split(", "), key=Version)
+
+
+# Labels of addresses in the metadata of a package (PEP 753), the surest first.
+_REPOSITORY = ("source", "repository", "sourcecode", "github", "homepage")
+
+
+def repository_of(package: str, environment: Environment) -> str:
+    """Return the address of a package's repository.
+
+    Raises:
+        SpecError: The package is not installed, or its metadata name none.
+    """
+    installed = environment.packages.get(package)
+    links = (installed.metadata.get_all("Project-URL") if installed else None) or []
+    known = {re.sub(r"\W", "", label).lower(): url.strip() for label, _, url in (link.partition(",") for link in links)}
+    for label in filter(known.__contains__, _REPOSITORY):
+        return str(known[label])
+    raise SpecError(f"{package} is not installed, or names no repository; write {package}@git+URL@GOOD..BAD")
 
 
 def _requirements(lock: Path, own: Path, root: Path) -> Path:

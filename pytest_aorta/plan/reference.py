@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -379,16 +380,18 @@ class References:
         """The environment of the code under test."""
         return probe(sys.executable, self.rootdir, self.say)
 
-    def open(self) -> Reference:
-        """Return the A/B reference that ``--aorta-ab`` names.
+    def open(self, text: str | None = None) -> Reference:
+        """Return the A/B reference that a text spells, or else ``--aorta-ab``.
 
         Raises:
-            SpecError: The option is not given, or its reference can't be used.
+            SpecError: Neither is given, the text is not allowed, or the reference can't be used.
         """
-        if self.name is None:
+        given, name = ("--aorta-ab", self.name) if text is None else ("reference", text)
+        if name is None:
             raise SpecError("no A/B reference to launch; name one with --aorta-ab=SIDE")
-        with raised_as(SpecError, f"--aorta-ab={self.name}: ", SpecError):
-            return self.side(parse_side(self.name))
+        with raised_as(SpecError, f"{given}={name}: ", (SpecError, ArgumentTypeError)):
+            check_side(side := parse_side(name), self.rootdir)
+            return self.side(side)
 
     def side(self, side: SideSpec) -> Reference:
         """Return the A/B reference that a side describes.

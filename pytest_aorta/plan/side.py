@@ -1,4 +1,4 @@
-"""Sides: what an A/B reference, or an end of a search, is to be, as the user spells it."""
+"""Sides and spans: what an A/B reference, or the ends of a search, are to be, as the user spells them."""
 
 import re
 import shlex
@@ -6,6 +6,9 @@ from argparse import ArgumentTypeError
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import brief
@@ -42,6 +45,11 @@ class SideSpec:
         """True if the side's packages are not those of pytest's own interpreter."""
         return bool(self.python or self.lock or self.requirements)
 
+    @property
+    def is_commit(self) -> bool:
+        """True if the side's packages and variables are those of the code under test."""
+        return not (self.has_environment or self.variables)
+
 
 def parse_side(text: str) -> SideSpec:
     """Return the side that a text spells.
@@ -66,3 +74,41 @@ def parse_side(text: str) -> SideSpec:
     commit, python, lock = ("".join(given[kind]) for kind in ("commit", "python", "lock"))
     variables = dict(pair.split("=", 1) for pair in given["env"])
     return SideSpec(text, commit, python, lock, tuple(given["with"]), variables)
+
+
+_SPAN = re.compile(
+    r"(?P<package>\w[\w.-]*)@(git\+(?P<repository>\w\S*)@)?(?P<first>[^-@\s]\S*?)\.\.(?P<last>[^-.@\s]\S*)"
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The versions of one package from a good one to a bad one.
+
+    Attributes:
+        text: The span as it was given.
+        package: Normalized name of the package.
+        ends: The good version and the bad one: releases, or else tags, branches or commits of the repository.
+        repository: Address of the package's repository; empty: the one that its metadata name.
+    """
+
+    text: str
+    package: str
+    ends: tuple[str, str]
+    repository: str = ""
+
+    @property
+    def of_releases(self) -> bool:
+        """Whether the ends are releases: a tag such as ``v1.2`` is none."""
+        try:
+            return not self.repository and all(end[0].isdigit() and Version(end) for end in self.ends)
+        except InvalidVersion:
+            return False
+
+
+def parse_span(text: str) -> Span | None:
+    """Return the span that a text spells; None if it spells none."""
+    if (found := _SPAN.fullmatch(text)) is None:
+        return None
+    ends = found["first"], found["last"]
+    return Span(text, canonicalize_name(found["package"]), ends, found["repository"] or "")

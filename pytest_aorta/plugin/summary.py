@@ -7,7 +7,7 @@ from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.session.record import TestRecord, finding_text, totals
 from pytest_aorta.verdict.attribution import LEAST_TESTS, Cause
-from pytest_aorta.verdict.metrics import METRICS, MetricKind, Origin, format_value, metric_of
+from pytest_aorta.verdict.metrics import METRICS, MetricKind, Origin, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NoteKind, Open
 
@@ -90,8 +90,8 @@ def _slower_at_once(records: Sequence[TestRecord]) -> Iterator[str]:
     for platform in sorted({record.platform for record in records}):
         tests = [record for record in records if record.platform == platform and not record.is_retried]
         stored = [[row for row in one.verdicts if row.is_compared and not row.reference.is_ab] for one in tests]
-        timed = [rows for rows in stored if any(metric_of(row.metric).kind is MetricKind.TIMING for row in rows)]
-        slower = [{metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION} for rows in timed]
+        timed = [rows for rows in stored if any(row.definition.kind is MetricKind.TIMING for row in rows)]
+        slower = [{row.definition.kind for row in rows if row.outcome is Outcome.REGRESSION} for rows in timed]
         if len(timed) >= LEAST_TESTS and all(kinds == {MetricKind.TIMING} for kinds in slower):
             what = f"all {len(timed)} tests with times on {platform} got slower at once, and nothing else changed"
             yield f"moved: {Cause.MACHINE}: {what}; to settle it: aorta doctor --check"
@@ -121,7 +121,7 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     undecided = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE and not isinstance(row.state, Open)]
     if not undecided:
         return lines
-    what = "speed" if any(metric_of(row.metric).kind is MetricKind.TIMING for row in undecided) else "a metric"
+    what = "speed" if any(row.definition.kind is MetricKind.TIMING for row in undecided) else "a metric"
     strict = "; --aorta-fail-on=marked-inconclusive,missing fails such a test"
     more = strict if any(row.tolerance.origin is Origin.MARKER for row in undecided) else ""
     return [*lines, f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]

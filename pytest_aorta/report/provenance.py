@@ -3,11 +3,11 @@
 import shlex
 from collections.abc import Sequence
 
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.provenance import version_text
 
 
-def provenance_values(launches: Sequence[LaunchFacts], command: Sequence[str] = ()) -> dict[str, list[str]]:
+def provenance_values(launches: Launches, command: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return each label -> its distinct values in launches; of the times, the first and the last.
 
     The labels and their order are always the same. ``command`` has the words of the command line for a launch that has

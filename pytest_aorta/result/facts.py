@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from statistics import NormalDist, mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +27,11 @@ from pytest_aorta.common.model import (
 from pytest_aorta.plan.device_kind import LIBRARIES
 from pytest_aorta.result.outcome import LauncherName
 from pytest_aorta.result.provenance import Provenance
-from pytest_aorta.result.sensors import lowest_sm_clock_mhz, throttled
+from pytest_aorta.result.sensors import PlatformFacts
 from pytest_aorta.result.series import (
-    BUFFERS,
     Parted,
     SeriesFacts,
-    are_apart,
-    described,
-    diverged,
-    joined_hashes,
-    series_facts,
+    optimizers_facts,
 )
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, break_down
@@ -55,9 +50,8 @@ from pytest_aorta.result.trace.schedule import ScheduleOfRanks, distinct_schedul
 if TYPE_CHECKING:
     from pytest_aorta.result.measurements import WorkloadResult
 
-# Medians of at most 16 groups of values; fewer values or groups show no growth.
+# Medians of at most 16 groups of values; fewer groups show no growth.
 _MAX_GROUPS = 16
-_MIN_VALUES = 10
 _MIN_GROUPS = 7
 # Neighboring steps are correlated, often with a lag-1 autocorrelation of 0.6, so a group has at least this many steps.
 DEPENDENT_STEPS = 5
@@ -69,10 +63,10 @@ def growth(values: Sequence[float], dependent: int = 1) -> float:
 
     The slope is estimated from the medians of up to 16 groups of consecutive values, each of at least ``dependent``
     values because neighboring values are correlated. The bound of its confidence interval that is closer to 0 counts. A
-    decline is negative. Fewer than 10 values or 7 groups show no growth.
+    decline is negative. Fewer than 7 groups show no growth.
     """
     groups = min(_MAX_GROUPS, len(values) // dependent)
-    if len(values) < _MIN_VALUES or groups < _MIN_GROUPS or min(values) <= 0:
+    if groups < _MIN_GROUPS or min(values) <= 0:
         return 0.0
     bounds = [len(values) * number // groups for number in range(groups + 1)]
     medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
@@ -272,6 +266,9 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         return [more / of for more, of in zip(grown, used, strict=True)]
 
 
+Launches: TypeAlias = Sequence[LaunchFacts]
+
+
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
     """Return the facts of a result. The time of a step is its maximum over ranks."""
     steps = np.asarray(result.step_times_ms)
@@ -282,24 +279,26 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
     memory, resident = map(_grown, (result.memory_bytes, [rank.resident_bytes for rank in result.ranks]))
     graphs = [None if costs is None else costs.graph for costs in result.costs]
-    optimized = [rank.series for rank in result.ranks]
-    series = series_facts(optimized)
     has_messages, is_simulated = any(one and one.collectives for one in result.costs), bool(result.simulated)
+    optimizers = optimizers_facts(
+        [rank.series for rank in result.ranks], has_messages=has_messages, is_simulated=is_simulated
+    )
+    sensors = result.platform_facts or PlatformFacts("")
     return LaunchFacts(
         provenance=result.provenance,
         description=LaunchDescription(
             step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
             most_exposed_rank=exposed_ms.index(max(exposed_ms)) if exposed_ms else None,
             critical_rank=broken_down.rank if broken_down and broken_down.num_ranks > 1 else None,
-            throttled="; ".join(throttled(result.platform_facts)),
+            throttled="; ".join(sensors.throttled),
             blocked_by=_blocking_call(result.head_start),
             late_steps=_late_steps(result),
             overlap_problem=result.overlap_problem,
             graph_problem=next((text for graph in graphs if graph and (text := graph.problem)), ""),
-            apart=are_apart(series, len(optimized)) and not (has_messages or is_simulated),
-            optimizers=described(series, len(optimized), has_messages=has_messages, is_simulated=is_simulated),
-            replicas=diverged(optimized),
-            system=result.system | (result.platform_facts.about if result.platform_facts else {}),
+            apart=optimizers.are_apart,
+            optimizers=optimizers.text,
+            replicas=optimizers.replicas,
+            system=result.system | sensors.about,
         ),
         launcher=result.launcher,
         simulated=is_simulated,
@@ -308,7 +307,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         metrics=_largest([rank.outside for rank in result.ranks])
         | {name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
-        buffer_hashes=joined_hashes(optimized, BUFFERS),
+        buffer_hashes=optimizers.buffer_hashes,
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
         rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
@@ -321,19 +320,19 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         gc_ms=_short([rank.gc_ms for rank in result.ranks]),
         exposed_ms=_exposed(result.overlap),
         breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
-        sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
+        sm_clock_mhz=sensors.lowest_sm_clock_mhz,
         profiler=str(result.environment.get(PYTHON_TRACER, "")),
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         costs=distinct_costs(result.costs, result.simulated or range(len(result.ranks))),
         schedules=distinct_schedules(graphs, result.simulated or range(len(result.ranks))),
-        series=series,
+        series=optimizers.series,
     )
 
 
 def _grown(ranks: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
     """Return the median and the growth of each rank's bytes; empty if they were read in too few steps."""
-    is_known = all(len(values) >= _MIN_VALUES and min(values) > 0 for values in ranks)
+    is_known = all(len(values) >= _MIN_GROUPS and min(values) > 0 for values in ranks)
     return [(used := round(median(values)), growth(values) * used) for values in ranks] if is_known else []
 
 
@@ -444,12 +443,4 @@ def _lags_by_step_ms(collective_ms: Sequence[Sequence[float]]) -> NDArray[np.flo
     if len(collective_ms) < 2 or not collective_ms[0]:
         return np.empty((0, 0))
     waits = np.asarray(collective_ms)
-    num_ranks = len(waits)
-    # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its
-    # peers is one of two neighboring sorted waits, or the mean of two such pairs.
-    order = np.argsort(waits, axis=0)
-    position = np.argsort(order, axis=0)
-    in_order = np.take_along_axis(waits, order, axis=0)
-    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
-    peers = [np.where(position <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
-    return np.asarray((peers[0] + peers[1]) / 2 - waits)
+    return np.stack([np.median(np.delete(waits, rank, axis=0), axis=0) - own for rank, own in enumerate(waits)])

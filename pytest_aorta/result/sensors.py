@@ -67,6 +67,26 @@ class PlatformFacts(Model, frozen=True):
     devices: tuple[DeviceFacts, ...] = ()
     about: dict[Name, Fact] = field(default_factory=dict)
 
+    @property
+    def throttled(self) -> list[str]:
+        """Return one line per throttled device, with the reasons and the device's clock."""
+        found = []
+        for device in self.devices:
+            reasons = [
+                f"{name} in {fraction:.0%} of samples"
+                for name, fraction in sorted(device.throttle_reasons.items())
+                if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name == POWER_CAP and _is_held_down(device)))
+            ]
+            if reasons:
+                found.append(f"GPU {device.device} throttled ({', '.join(reasons)}{_clock(device)})")
+        return found
+
+    @property
+    def lowest_sm_clock_mhz(self) -> float | None:
+        """Return the lowest of the devices' median SM clocks in the measured steps; None if no clock is known."""
+        clocks = (device.sm_clock_mhz for device in self.devices if device.in_steps and device.sm_clock_mhz)
+        return min(clocks, default=None)
+
 
 def summarize(
     names: Sequence[str], max_sm_clocks_mhz: Sequence[float | None], samples: Sequence[Sample]
@@ -85,26 +105,6 @@ def summarize(
         )
         for number, (name, max_sm_clock_mhz) in enumerate(zip(names, max_sm_clocks_mhz, strict=True))
     )
-
-
-def throttled(facts: PlatformFacts | None) -> list[str]:
-    """Return one line per throttled device, with the reasons and the device's clock."""
-    found = []
-    for device in facts.devices if facts else ():
-        reasons = [
-            f"{name} in {fraction:.0%} of samples"
-            for name, fraction in sorted(device.throttle_reasons.items())
-            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name == POWER_CAP and _is_held_down(device)))
-        ]
-        if reasons:
-            found.append(f"GPU {device.device} throttled ({', '.join(reasons)}{_clock(device)})")
-    return found
-
-
-def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
-    """Return the lowest of the devices' median SM clocks in the measured steps; None if no clock is known."""
-    devices = facts.devices if facts else ()
-    return min((device.sm_clock_mhz for device in devices if device.in_steps and device.sm_clock_mhz), default=None)
 
 
 def _is_held_down(device: DeviceFacts) -> bool:

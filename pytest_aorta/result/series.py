@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_aorta.common.model import (
     Count,
@@ -37,7 +37,7 @@ OFF = "off"
 # The setting that has the state of torch's random numbers.
 RANDOM = "random numbers"
 # What is hashed of a model.
-PARAMETERS, BUFFERS, STATE, AVERAGES = "weights", "buffers", "state", "averages"
+HASHED = PARAMETERS, BUFFERS, STATE, AVERAGES = "weights", "buffers", "state", "averages"
 # What changes in each step, such as a scheduled learning rate, is noted in so many first steps and in some later ones.
 NOTED_STEPS = 32
 # The settings of the batch's shapes, and whether gradients are added to those of the step before.
@@ -73,7 +73,6 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
     Attributes:
         names: the parameters, sorted.
         shapes: the shape of this rank's part of each parameter.
-        layouts: where in its logical tensor each part lies; empty if it is the whole tensor, or not known.
         tensors: step -> one hash per name, for some steps.
         hashes: step -> hash of all parts after the step; 0: before the first one.
         problem: why a tensor has no hash; empty if all have.
@@ -81,7 +80,6 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
 
     names: list[str] = []
     shapes: list[list[Count]] = []
-    layouts: list[str] = []
     tensors: dict[Step, list[TensorHash]] = {}
     hashes: dict[Step, WeightHash] = {}
     problem: str = ""
@@ -93,8 +91,8 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
         if not first:
             tensors = {step: row for step, row in tensors.items() if int(step) < done}
         return later.replace(
-            tensors=_joined(tensors, _from(first, later.tensors), done),
-            hashes=_joined(hashes, _from(first, later.hashes), done),
+            tensors=joined_steps(tensors, _from(first, later.tensors), done),
+            hashes=joined_steps(hashes, _from(first, later.hashes), done),
             problem=self.problem or later.problem,
         )
 
@@ -103,7 +101,7 @@ def _from(first: int, values: Mapping[str, _V]) -> dict[str, _V]:
     return {step: value for step, value in values.items() if int(step) >= first}
 
 
-def _joined(before: Mapping[str, _V], after: Mapping[str, _V], done: int) -> dict[str, _V]:
+def joined_steps(before: Mapping[str, _V], after: Mapping[str, _V], done: int) -> dict[str, _V]:
     """Return values by step of two launches; the first step of the second one follows ``done`` steps."""
     return {**before, **{str(done + int(step)): value for step, value in after.items()}}
 
@@ -192,21 +190,17 @@ class Series(Model, frozen=True, omit_defaults=True):
         for one in later.settings:
             # The first step of a process finds no gradients that it could add to.
             values = _from(1 + (one.name == GRADIENTS), one.values)
-            settings[one.name, one.group] = _joined(settings.get((one.name, one.group), {}), values, done)
-        return later.replace(
-            num_steps=done + later.num_steps,
-            loss=_joined(self.loss, later.loss, done),
-            grad_norm=_joined(self.grad_norm, later.grad_norm, done),
-            gradients=_joined(self.gradients, later.gradients, done),
-            samples=_joined(self.samples, later.samples, done),
-            weights=self.weights.followed_by(later.weights, done, 0),
-            # Buffers are first hashed when the forward pass of a step has changed them.
-            buffers=self.buffers.followed_by(later.buffers, done, 1),
-            state=self.state.followed_by(later.state, done, 0),
-            averages=self.averages.followed_by(later.averages, done, 0),
-            settings=[Setting(*key, values) for key, values in settings.items()],
-            turns=[],
-        )
+            settings[one.name, one.group] = joined_steps(settings.get((one.name, one.group), {}), values, done)
+        by_step = {
+            name: joined_steps(getattr(self, name), getattr(later, name), done)
+            for name in ("loss", "grad_norm", "gradients", "samples")
+        }
+        # Buffers are first hashed when the forward pass of a step has changed them.
+        hashed = {
+            kind: getattr(self, kind).followed_by(getattr(later, kind), done, int(kind == BUFFERS)) for kind in HASHED
+        }
+        kept = [Setting(*key, values) for key, values in settings.items()]
+        return later.replace(num_steps=done + later.num_steps, settings=kept, turns=[], **by_step, **hashed)
 
 
 class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
@@ -318,6 +312,8 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
     times = [list(map(max, *(rank.step_times_ms for rank in ranks)))] if len(ranks) > 1 else [ranks[0].step_times_ms]
     calls = [rank.collectives for rank in ranks if rank.collectives is not None]
     settings = [rank.settings for rank in ranks]
+    hashed = _hashed_parts(ranks, PARAMETERS)
+    hashed |= {kind: HashedParts(**_hashed_parts(ranks, kind)) for kind in HASHED if kind != PARAMETERS}
     return SeriesFacts(
         name=" | ".join(dict.fromkeys(rank.name for rank in ranks)),
         num_steps=max(counts := [rank.num_steps for rank in ranks]),
@@ -328,14 +324,11 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
         loss=_thinned([rank.loss for rank in ranks]),
         grad_norm=_thinned([rank.grad_norm for rank in ranks]),
         gradients=_begins_by_rank([rank.gradients for rank in ranks]),
-        buffers=HashedParts(**_hashed_parts([rank.buffers for rank in ranks])),
-        state=HashedParts(**_hashed_parts([rank.state for rank in ranks])),
-        averages=HashedParts(**_hashed_parts([rank.averages for rank in ranks])),
         turns=ranks[0].turns,
         settings=settings if any(one != settings[0] for one in settings) else settings[:1],
         batches=_begins_by_rank([{step: digest(batch) for step, batch in rank.samples.items()} for rank in ranks]),
         samples=_samples(ranks),
-        **_hashed_parts([rank.weights for rank in ranks]),
+        **hashed,
     )
 
 
@@ -346,8 +339,9 @@ def _samples(ranks: Sequence[Series]) -> dict[str, str]:
     return {step: digest(batch)[:_OF_RANK] for step, batch in batches.items()}
 
 
-def _hashed_parts(held: Sequence[LocalWeights]) -> dict[str, Any]:
-    """Return the fields of :class:`HashedParts`."""
+def _hashed_parts(ranks: Sequence[Series], kind: str) -> dict[str, Any]:
+    """Return the fields of :class:`HashedParts` of a kind of tensors."""
+    held: list[LocalWeights] = [getattr(rank, kind) for rank in ranks]
     steps = set.intersection(*({*parts.tensors} for parts in held))
     names = sorted({name for parts in held for name in parts.names})[:_MOST_PARAMETERS]
     return {
@@ -379,25 +373,38 @@ def _thinned(ranks: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return kept if longest else []
 
 
-def are_apart(facts: Sequence[SeriesFacts], num_ranks: int) -> bool:
-    """Return whether several ranks step optimizers, and no step has a collective."""
-    return num_ranks > 1 and bool(facts) and all(one.collectives == 0 for one in facts)
+class OptimizersFacts(NamedTuple):
+    """The facts of all optimizers of a launch, in the order of their first steps, and what a reader is told of them.
+
+    Attributes:
+        series: The optimizers.
+        buffer_hashes: Step -> hash of the persistent buffers that each rank has.
+        are_apart: Whether several ranks step optimizers, and no step has a collective.
+        text: A line if there are several optimizers, or if one has no loss or no collective in its steps; else empty.
+        replicas: The replicas of parameters that became different.
+    """
+
+    series: list[SeriesFacts]
+    buffer_hashes: dict[str, str]
+    are_apart: bool
+    text: str
+    replicas: list[Parted]
 
 
-def described(
-    facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: bool = False, is_simulated: bool = False
-) -> str:
-    """Return a line on the optimizers if there are several, or if one has no loss or no collective in its steps.
+def optimizers_facts(ranks: Sequence[Sequence[Series]], *, has_messages: bool, is_simulated: bool) -> OptimizersFacts:
+    """Return the facts of the optimizers of all ranks.
 
     With ``has_messages``, a step whose costs were counted has some, which gloo's recorder does not know. A simulated
     world has no losses.
     """
-    alone = [one.name for one in facts if num_ranks > 1 and one.collectives == 0]
+    facts = series_facts(ranks)
+    alone = [one.name for one in facts if len(ranks) > 1 and one.collectives == 0]
+    are_apart = 0 < len(alone) == len(facts) and not (has_messages or is_simulated)
     found = []
     if len(facts) > 1 or (alone and not has_messages):
         found.append(f"{counted(len(facts), 'optimizer')}: {some_of([str(one) for one in facts], _MOST_LISTED)}")
         found += [f"there is no collective in the steps of {some_of(alone, _MOST_LISTED)}"] if alone else []
-    if are_apart(facts, num_ranks) and not (has_messages or is_simulated):
+    if are_apart:
         found.append(
             "so each rank trains alone: start a process group and wrap the model (DistributedDataParallel, "
             "fully_shard); transformers' Trainer needs --use_cpu on CPU ranks"
@@ -406,7 +413,7 @@ def described(
     is_observed = any(one.is_main for one in facts)
     if is_observed and not (is_simulated or any(any(one.loss) for one in facts)):
         found.append("no loss is recorded, since the script calls no backward() of one; torch.autograd.grad has none")
-    return "; ".join(found)
+    return OptimizersFacts(facts, joined_hashes(ranks, BUFFERS), are_apart, "; ".join(found), diverged(ranks))
 
 
 class Parted(Model, frozen=True):

@@ -3,64 +3,59 @@
 import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 from typing import TypeAlias
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import counted
-from pytest_aorta.plan.environments import Mixture, normalized, releases_of, version_changes
+from pytest_aorta.common.files import raised_as
+from pytest_aorta.common.text import counted, some_of
+from pytest_aorta.plan.environments import Mixture, releases_of, repository_of, version_changes
 from pytest_aorta.plan.reference import Reference, References, clone_of, commit_of, first_parents, git
-from pytest_aorta.plan.side import SideSpec
+from pytest_aorta.plan.side import SideSpec, Span
 
 # The numbers of the changes that are applied to the good side.
 Point: TypeAlias = frozenset[int]
 GOOD: Point = frozenset()
+_MAX_SHOWN = 8
 
 
 class Over(StrEnum):
-    """The kind of changes that a search is over; each value is the plural of what it names."""
+    """The kind of changes between two sides; each value is the plural of what it names."""
 
     COMMITS = "commits"
     PACKAGES = "packages"
     VARIABLES = "variables"
-    RELEASES = "releases"
 
 
 class Axis(ABC):
     """The changes between two sides.
 
     Attributes:
-        over: What changes.
+        over: What changes, in the plural.
         changes: What is found, of each change.
         is_ordered: Whether only the first changes up to any number can be applied; else every set of them.
     """
 
-    over: Over
+    over: str
     changes: Sequence[str]
     is_ordered = False
 
     def __init__(self, references: References) -> None:
         self.references = references
-        self._opened: dict[Point, Reference] = {}
+        # Return a point as a version to launch; raise SpecError if it can't be checked out or built.
+        self.reference: Callable[[Point], Reference] = cache(self._open)
 
     @property
     def bad(self) -> Point:
         """The point with all changes."""
         return frozenset(range(len(self.changes)))
-
-    def reference(self, point: Point) -> Reference:
-        """Return a point as a version to launch.
-
-        Raises:
-            SpecError: It can't be checked out or built.
-        """
-        if point not in self._opened:
-            self._opened[point] = self._open(point)
-        return self._opened[point]
 
     @abstractmethod
     def _open(self, point: Point) -> Reference: ...
@@ -73,7 +68,7 @@ class Axis(ABC):
 
     def name(self, point: Point) -> str:
         """Return the changes of a point."""
-        return ", ".join(self.changes[number] for number in sorted(point))
+        return some_of([self.changes[number] for number in sorted(point)], _MAX_SHOWN)
 
     def closed(self, point: Point) -> Point:
         """Return a point with the changes without which its own can't be installed."""
@@ -143,8 +138,9 @@ class Packages(Axis):
         for side, other in ((self._bad, self._good), (self._good, self._bad)):
             for name in (name for name in self._names if name in side.packages):
                 for requirement in map(Requirement, side.packages[name].requires or ()):
-                    needed, allowed = normalized(requirement.name), requirement.specifier
-                    if needed not in self._names:
+                    needed, allowed = canonicalize_name(requirement.name), requirement.specifier
+                    is_for_all = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+                    if needed not in self._names or not is_for_all:
                         continue
                     known = [environment.versions.get(needed) for environment in (side, other)]
                     met = [version is not None and allowed.contains(version, prereleases=True) for version in known]
@@ -182,46 +178,38 @@ class Variables(Axis):
 
     def _open(self, point: Point) -> Reference:
         good, bad = self._values
-        values = {name: good[name] for name in good.keys() - set(self._names)}
-        for number, name in enumerate(self._names):
-            values |= {key: value for key, value in (bad if number in point else good).items() if key == name}
+        moved = {self._names[number] for number in point}
+        values = {name: value for name, value in good.items() if name not in moved}
+        values |= {name: value for name, value in bad.items() if name in moved}
         return self.references.side(replace(self._side, text=self.short(point), variables=values))
 
 
 class Releases(Axis):
     """The releases of a package, or the commits of its repository, after the good one up to the bad one."""
 
-    over, is_ordered = Over.RELEASES, True
+    over, is_ordered = "releases", True
 
-    def __init__(self, sides: Sequence[SideSpec], references: References, package: str) -> None:
+    def __init__(self, side: SideSpec, references: References, span: Span) -> None:
         super().__init__(references)
-        wanted = [
-            [one for one in map(Requirement, side.requirements) if normalized(one.name) == package] for side in sides
-        ]
-        if [len(found) for found in wanted] != [1, 1]:
-            raise SpecError(f"--over={package}: GOOD and BAD need one word with:{package}==VERSION each")
-        good, bad = (found[0] for found in wanted)
-        others = tuple(text for text in sides[0].requirements if normalized(Requirement(text).name) != package)
-        self._side = replace(sides[0], requirements=others)
-        if good.url and bad.url:
-            url = good.url.rpartition("@")[0]
-            clone = clone_of(url.removeprefix("git+"), references.say)
-            ends = [commit_of(clone, one.url.rpartition("@")[2]) for one in (good, bad) if one.url]
-            self._points = [f"{package} @ {url}@{commit}" for commit in (ends[0], *first_parents(clone, *ends))]
-        else:
-            known = releases_of(
-                package, references.rootdir, pre=bool(good.specifier.prereleases or bad.specifier.prereleases)
-            )
-            ends = [
-                next((one for one in known if side.specifier.contains(one, prereleases=True)), "")
-                for side in (good, bad)
-            ]
-            if "" in ends or known.index(ends[0]) >= known.index(ends[1]):
-                raise SpecError(
-                    f"--over={package}: GOOD and BAD are {good} and {bad}, the index has {', '.join(known)}"
-                )
-            self._points = [f"{package}=={one}" for one in known[known.index(ends[0]) : known.index(ends[1]) + 1]]
+        self._side = side
+        with raised_as(SpecError, f"--over={span.text}: ", SpecError):
+            self._points = self._releases(span) if span.of_releases else self._commits(span)
         self.changes = self._points[1:]
+
+    def _releases(self, span: Span) -> list[str]:
+        ends = first, last = [Version(end) for end in span.ends]
+        pre = any(end.is_prerelease for end in ends)
+        known = releases_of(span.package, self.references.rootdir, pre=pre)
+        versions = {one: version for one in known if first <= (version := Version(Version(one).public)) <= last}
+        if first >= last or not {*ends} <= {*versions.values()}:
+            raise SpecError(f"got {first} and {last}, allowed is an older and a newer one of {', '.join(known)}")
+        return [f"{span.package}=={one}" for one in versions]
+
+    def _commits(self, span: Span) -> list[str]:
+        url = span.repository or repository_of(span.package, self.references.environment(self._side))
+        clone = clone_of(url, self.references.say)
+        first, last = (commit_of(clone, end) for end in span.ends)
+        return [f"{span.package} @ git+{url}@{one}" for one in (first, *first_parents(clone, first, last))]
 
     def _open(self, point: Point) -> Reference:
         requirements = (*self._side.requirements, self._points[len(point)])
@@ -237,13 +225,15 @@ class Releases(Axis):
 _AXES = {axis.over: axis for axis in (Commits, Packages, Variables)}
 
 
-def make_axis(over: Over, sides: tuple[SideSpec, SideSpec], references: References, package: str = "") -> Axis:
+def make_axis(over: Over | Span, sides: tuple[SideSpec, SideSpec], references: References) -> Axis:
     """Return the changes of a search.
 
     Raises:
         SpecError: A side can't be checked out or built, or nothing differs.
     """
-    axis = Releases(sides, references, package) if package else _AXES[over](sides, references)
+    if isinstance(over, Span):
+        return Releases(sides[0], references, over)
+    axis = _AXES[over](sides, references)
     if not axis.changes:
         raise SpecError(f"GOOD and BAD have the same {over}")
     if not axis.is_ordered:

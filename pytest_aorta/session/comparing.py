@@ -23,7 +23,7 @@ from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import compare_lengths, compare_steps, num_steps
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.environment import identity
-from pytest_aorta.verdict.metrics import Tolerance, metric_of
+from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import DIFFERS, Note, NoteKind, ReferenceKind, Verdict, Verdicts
 
@@ -183,7 +183,7 @@ class RunningComparison:
         others = self.comparison.facts(Side.REFERENCE) if in_turn else self.old.center_launches if self.old else ()
         if not others:
             return []
-        noisy = [metric_of(row.metric, row.tolerance.direction).has_noise for row in failing if row.is_compared]
+        noisy = [row.definition.has_noise for row in failing if row.is_compared]
         here = self.comparison.facts(Side.CANDIDATE)[-1]
         checks = speed_checks()
         # The host's own checks tell nothing of a baseline that another host recorded.

@@ -223,14 +223,16 @@ class Launcher:
                 shutil.rmtree(plan.copy, ignore_errors=True)
         return plan, outcome, result
 
-    def repeat(self, launch: Launch, *, reference: bool = False, **changes: Any) -> Launch:
-        """Repeat a launch, or launch its A/B reference, with changes of the request.
+    def repeat(self, launch: Launch, *, reference: bool | str = False, **changes: Any) -> Launch:
+        """Repeat a launch, or launch the A/B reference or the side that a text spells, with changes of the request.
 
         Raises:
             SpecError: There is no A/B reference, or as in :meth:`launch`.
             LeaseError, LaunchError, ResultError: As in :meth:`launch`.
         """
-        version = self.session.references.open() if reference else launch.plan.reference
+        version = launch.plan.reference
+        if reference:
+            version = self.session.references.open(reference if isinstance(reference, str) else None)
         return self.launch(replace(launch.request, **changes), version)
 
     def _copy(self, plan: LaunchPlan, copy: Path) -> None:

@@ -16,7 +16,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.metrics import MetricKind, Origin, metric_of
+from pytest_aorta.verdict.metrics import MetricKind, Origin
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
@@ -93,9 +93,12 @@ def in_pairs(
 
 
 def with_both(comparison: StoredComparison, first: LaunchFacts, version: str) -> Comparing:
-    """Compare a first launch with the stored baseline, and in pairs with ``version`` what the baseline can't decide."""
-    verdicts = comparison.judge([first])
-    names = [row.metric for row in verdicts.rows if _is_for_pairs(row, comparison)]
+    """Compare a first launch with the stored baseline, and in pairs with ``version`` what the baseline can't decide.
+
+    A baseline of this environment says nothing of another one, so a side with packages or variables is launched.
+    """
+    verdicts, is_commit = comparison.judge([first]), parse_side(version).is_commit
+    names = [row.metric for row in verdicts.rows if not is_commit or _is_for_pairs(row, comparison)]
     if not names:
         return verdicts
     most = comparison.max_launches
@@ -218,7 +221,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
         none = f"no metric has a tolerance, and the launch has no weight hash; name one in a marker, such as {marker}"
         what = "Not recorded, since nothing would be compared" if again and again.is_recording else "Nothing compared"
         lines = [f"{what}: {', '.join(row.metric for row in rows) or none}"]
-    if others and failing and comparison.suspect is not None and metric_of(others[0].metric).kind is MetricKind.TIMING:
+    if others and failing and comparison.suspect is not None and others[0].definition.kind is MetricKind.TIMING:
         lines[0] += f", suspect rank {comparison.suspect}"
     if unrecorded:
         lines.append(f"Missing: {unrecorded[0].detail}")
@@ -252,7 +255,7 @@ def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
     if rows and rows[0].launches > 1:
         parts.append(f"{rows[0].launches} launches")
     if rows and rows[0].low is not None and rows[0].high is not None:
-        scale = metric_of(rows[0].metric).scale
+        scale = rows[0].definition.scale
         parts.append(f"95% {format_change(rows[0].low, scale)} to {format_change(rows[0].high, scale)}")
     return ", ".join(parts)
 

@@ -76,7 +76,7 @@ class WorkloadRunner(DistributedWorld):
     def compare(
         self,
         candidate: WorkloadResult | Mapping[str, Any],
-        reference: WorkloadResult | Mapping[str, Any],
+        reference: WorkloadResult | Mapping[str, Any] | str,
         *,
         steps: int | None = None,
         metrics: Iterable[str] | None = None,
@@ -86,7 +86,7 @@ class WorkloadRunner(DistributedWorld):
         """Compare two variants in this test's world, and fail the test if the candidate differs or is worse.
 
         Each variant is a result of this test, or a mapping with the key ``workload`` and config keys. A mapping is
-        launched.
+        launched. A text as reference is a side, in the words of ``--aorta-ab``, at which the candidate is launched too.
 
         With ``steps``, the loss, gradient norm and weight hash of each of the first ``steps`` measured steps must be
         bitwise equal. Mappings that set no other values are launched with this number of steps, without warmup and with
@@ -112,10 +112,10 @@ class WorkloadRunner(DistributedWorld):
         if steps is None and chosen is not None:
             check_compared(chosen, METRICS)
         by_step, by_launch = split(chosen) if steps is not None else ([], chosen)
-        variants = [
-            passed(one) if isinstance(one, WorkloadResult) else self._declared(one) for one in (reference, candidate)
-        ]
-        there, here = [one if isinstance(one, WorkloadResult) else self._run(*one, steps) for one in variants]
+        given = [candidate] if isinstance(reference, str) else [reference, candidate]
+        variants = [passed(one) if isinstance(one, WorkloadResult) else self._declared(one) for one in given]
+        *others, here = [one if isinstance(one, WorkloadResult) else self._run(*one, steps) for one in variants]
+        there = self.again(here, reference=reference) if isinstance(reference, str) else others[0]
         running = RunningComparison(self.launcher, case, here, there)
         running.locates = running.locates if locate is None else locate
         if steps is not None:

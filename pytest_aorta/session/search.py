@@ -16,13 +16,12 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.plan.cache import cache_folder
 from pytest_aorta.plan.reference import Reference, References
-from pytest_aorta.plan.side import SideSpec
+from pytest_aorta.plan.side import SideSpec, Span
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.axes import GOOD, Axis, Over, Point, make_axis
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import in_pairs, settle
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.metrics import metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
@@ -43,15 +42,13 @@ class SearchRequest(Model, frozen=True):
         sides: The good side and the bad one; commits are full hashes.
         setup: Words of each command that prepares the worktree of a commit.
         metric: The only metric to search; None for all metrics that the test compares.
-        over: What differs between the sides.
-        package: The only package that differs, if the search is over its releases.
+        over: What differs between the sides; or the versions of a package that both of them get.
     """
 
     sides: tuple[SideSpec, SideSpec]
     setup: tuple[tuple[str, ...], ...]
     metric: str | None
-    over: Over = Over.COMMITS
-    package: str = ""
+    over: Over | Span = Over.COMMITS
 
 
 class Finding(Model, frozen=True):
@@ -102,9 +99,7 @@ class Bisection:
 
     def __init__(self, request: SearchRequest, rootdir: Path, say: Callable[[str], None]) -> None:
         self.request = request
-        self.axis: Axis = make_axis(
-            request.over, request.sides, References(None, rootdir, say, request.setup), request.package
-        )
+        self.axis: Axis = make_axis(request.over, request.sides, References(None, rootdir, say, request.setup))
         self.finding: Finding = Finding()
 
     def log(self, comparison: PairedComparison, metric: str) -> SearchLog:
@@ -169,9 +164,11 @@ class Search:
         ends = self._in_pairs(self.comparison, self._axis.bad, GOOD, [bad], [self.first])
         aim = _aim_of(ends, [self.first, bad])
         if aim is None:
-            if unclear := [row for row in ends.rows if row.outcome is not Outcome.PASS]:
+            unclear = ends.failing({Outcome.INCONCLUSIVE, Outcome.NOT_APPLICABLE, Outcome.MISSING})
+            outcomes = {row.outcome for row in ends.rows}
+            if Outcome.INCONCLUSIVE in outcomes or Outcome.PASS not in outcomes:
                 raise self._undecided("the ends can't be told apart", *unclear)
-            self.say(f"{ends.case}: not found: the ends do not differ")
+            self.say("; ".join([f"{ends.case}: not found: the ends do not differ", *map(str, unclear)]))
             return ends
         self.say(f"{ends.case}: {aim}")
         self._log = self.bisection.log(self.comparison, aim.metric)
@@ -310,8 +307,8 @@ class Search:
 
 def _aim_of(ends: Verdicts, sides: Sequence[LaunchFacts]) -> Verdict | None:
     """Return the clearest change of the ends for the worse, or else for the better; None if there is none."""
-    failing = [(row, metric_of(row.metric, row.tolerance.direction)) for row in ends.failing({Outcome.MISSING})]
-    worse = [row for row, metric in failing if any(metric.measure(side) is not None for side in sides)]
+    failing = [row for row in ends.failing({Outcome.MISSING}) if row.outcome is not Outcome.NOT_APPLICABLE]
+    worse = [row for row in failing if any(row.definition.measure(side) is not None for side in sides)]
     return max(worse or [row for row in ends.rows if row.outcome is Outcome.IMPROVED], key=_clearness, default=None)
 
 
@@ -324,7 +321,7 @@ def _clearness(row: Verdict) -> float:
 
 def _is_exact(row: Verdict) -> bool:
     """Return whether one launch of each side shows a change."""
-    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not metric_of(row.metric).has_noise
+    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not row.definition.has_noise
 
 
 def _shows(aim: Verdict, row: Verdict | None) -> bool:

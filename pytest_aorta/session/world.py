@@ -136,7 +136,9 @@ class DistributedWorld:
         """
         words = _words("command", command)
         if not words or find_program(words[0], sys.executable) is None:
-            raise SpecError(f"command {list(words)!r}: {list(words[:1])} is not beside {sys.executable} or on PATH")
+            raise SpecError(
+                f"command {list(words)!r}: {''.join(words[:1])!r} is not beside {sys.executable} or on PATH"
+            )
         if self.launcher.world.nodes > 1 or self.launcher.world.simulated:
             raise SpecError(f"command {list(words)!r}: starts its ranks on one node, and does not simulate any")
         name = next((Path(word).name for word in words if word.endswith(".py")), Path(words[0]).name)
@@ -199,14 +201,14 @@ class DistributedWorld:
         request = LaunchRequest(name, None, {}, str(file), (), function=call)
         return self.launcher.first(size, timeout_s).call(request)
 
-    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
-        """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
+    def again(self, result: WorkloadResult, *, reference: bool | str = False, **config: Any) -> WorkloadResult:
+        """Repeat the launch that ``result`` came from, or launch it at a side, and return the new result.
 
         If ``result`` came from an A/B reference, the launch runs that reference's version again.
 
         Args:
             result: a result of this world.
-            reference: whether to launch the A/B reference that ``--aorta-ab`` names.
+            reference: a side, in the words of ``--aorta-ab``; True: the one that the option names.
             config: config keys to change.
 
         Raises:
@@ -215,8 +217,8 @@ class DistributedWorld:
             LaunchError, ResultError, WorkloadFailed: As in :meth:`run`.
         """
         check_result("again", result)
-        if not isinstance(reference, bool):
-            raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
+        if not isinstance(reference, bool | str) or reference == "":
+            raise SpecError(f"again: reference is {reference!r}, allowed is True, False or the words of a side")
         launch = self.launcher.launch_of(result)
         request, changed = launch.request, {}
         if config:

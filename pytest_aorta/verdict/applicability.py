@@ -1,9 +1,9 @@
 """The choice of metrics to compare, and the reasons why two launches can't be compared by one."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost
 from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
 from pytest_aorta.verdict.metrics import (
@@ -14,6 +14,7 @@ from pytest_aorta.verdict.metrics import (
     MetricKind,
     Origin,
     Tolerance,
+    Tolerances,
     format_value,
     metric_of,
     own_metrics,
@@ -31,9 +32,7 @@ _OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
 NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC, MetricKind.OWN)
 
 
-def choose_tolerances(
-    marked: Mapping[str, Tolerance], *facts: LaunchFacts, asked: Collection[str] = ()
-) -> dict[str, Tolerance]:
+def choose_tolerances(marked: Tolerances, *facts: LaunchFacts, asked: Collection[str] = ()) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
     These are the metrics that a tolerance names, and the metrics with a default tolerance that any launch has. Other
@@ -81,7 +80,7 @@ def _has(metric: Metric, launch: LaunchFacts) -> bool:
     return bool(value) if metric.cost is not None else value is not None or not_profiled(metric, launch) is not None
 
 
-def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> dict[str, Tolerance]:
+def applicable(marked: Tolerances, facts: LaunchFacts, *others: LaunchFacts) -> dict[str, Tolerance]:
     """Return the metrics of :func:`choose_tolerances` that can be compared, if only with the same launch."""
     return {
         name: tolerance
@@ -92,8 +91,8 @@ def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: Lau
 
 def known_to(
     other: LaunchFacts,
-    tolerances: Mapping[str, Tolerance],
-    marked: Mapping[str, Tolerance],
+    tolerances: Tolerances,
+    marked: Tolerances,
     *,
     is_variant: bool = False,
 ) -> dict[str, Tolerance]:
@@ -173,6 +172,6 @@ def not_applicable(
     return (Reason.ENVIRONMENT, different) if different else None
 
 
-def profiled(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
+def profiled(metric: Metric, launches: Launches) -> list[LaunchFacts]:
     """Return the launches without those whose profiled steps gave no value of the metric."""
     return [launch for launch in launches if not_profiled(metric, launch) is None]

@@ -12,7 +12,7 @@ from statistics import median
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import ByDevice
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.system import OWN_VERSION
 from pytest_aorta.verdict.environment import machine_changes
@@ -64,7 +64,7 @@ class Sides:
     is_exact: bool = False
     in_turn: bool = False
     are_next: bool = False
-    checks: Sequence[LaunchFacts] = ()
+    checks: Launches = ()
     moved: int = 0
     stayed: int = 0
     other_machine: bool = False
@@ -139,22 +139,14 @@ def _changes(name: str, there: object, here: object) -> list[str]:
 
 def judged_otherwise(before: Sequence[Verdict], after: Sequence[Verdict]) -> list[str]:
     """Return how the way of judging differs between verdicts: tolerances, and revisions of the baseline."""
-    there = {row.metric: row for row in before}
-    pairs = [(there[row.metric], row) for row in after if row.metric in there]
-    found = [
-        text
-        for old, row in pairs
-        for text in _changes(f"tolerance of {row.metric}", str(old.tolerance), str(row.tolerance))
-    ]
-    revisions = [
-        text
-        for old, row in pairs
-        for text in _changes("baseline revision", old.reference.revision, row.reference.revision)
-    ]
-    return [*dict.fromkeys(found + revisions)]
+    there, tolerances, revisions = {row.metric: row for row in before}, list[str](), list[str]()
+    for old, row in [(there[row.metric], row) for row in after if row.metric in there]:
+        tolerances += _changes(f"tolerance of {row.metric}", str(old.tolerance), str(row.tolerance))
+        revisions += _changes("baseline revision", old.reference.revision, row.reference.revision)
+    return [*dict.fromkeys(tolerances + revisions)]
 
 
-def _speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: LaunchFacts) -> str | None:
+def _speed_change(checks: Launches, before: LaunchFacts, after: LaunchFacts) -> str | None:
     """Return what of the speed check moved between two launches; empty if nothing did, and None if it is not known."""
     first_s, last_s = before.provenance.moment_s, after.provenance.moment_s
     middle_s = (first_s + last_s) / 2
@@ -169,7 +161,7 @@ def _speed_change(checks: Sequence[LaunchFacts], before: LaunchFacts, after: Lau
     return "; ".join(speed_changes(there, here)) if there and here else None
 
 
-def speed_changes(there: Sequence[LaunchFacts], here: Sequence[LaunchFacts]) -> Iterator[str]:
+def speed_changes(there: Launches, here: Launches) -> Iterator[str]:
     """Yield a text on each time of the speed check that changed between two groups of its launches."""
     for metric, name in SPEED_METRICS.items():
         before, after = ([one.metrics[metric] for one in side if metric in one.metrics] for side in (there, here))

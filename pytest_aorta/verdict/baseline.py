@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -16,7 +16,7 @@ from pytest_aorta.common.files import locked, raised_as, read_json, slug, write_
 from pytest_aorta.common.model import Model, Platform, Positive, Text, convert, to_builtins
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.result.facts import LaunchDescription, LaunchFacts
+from pytest_aorta.result.facts import LaunchDescription, Launches, LaunchFacts
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.metrics import METRICS, metric_of, own_metrics
 
@@ -195,7 +195,7 @@ def _check(baseline: Baseline, name: Path) -> None:
             raise BaselineError(f"{place}.environment.device: got {facts.device!r}, allowed is one of {kinds}")
 
 
-def _num_measured(launches: Sequence[LaunchFacts]) -> dict[str, int]:
+def _num_measured(launches: Launches) -> dict[str, int]:
     """Return the metrics that every launch has -> the least number of their values over the launches."""
     names = [*METRICS, *own_metrics(launches[0])]
     found = {name: min(map(metric_of(name).num_values, launches)) for name in names}

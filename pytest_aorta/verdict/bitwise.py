@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
-from pytest_aorta.result.series import AVERAGES, BUFFERS, STATE, Series, joined_hashes
+from pytest_aorta.result.series import AVERAGES, BUFFERS, STATE, Series, joined_hashes, joined_steps
 from pytest_aorta.result.trace.rank_files import (
     MAX_CALLS,
     RANDOM_STATE,
@@ -85,9 +85,11 @@ def _recorded(name: str) -> Callable[[WorkloadResult], Bits]:
 
 
 def _hashes(kind: str) -> Callable[[WorkloadResult], Bits]:
-    return lambda result: {
-        int(step): (value,) for step, value in joined_hashes([rank.series for rank in result.ranks], kind).items()
-    }
+    return lambda result: _of_all(joined_hashes([rank.series for rank in result.ranks], kind))
+
+
+def _of_all(hashes: Mapping[str, str]) -> Bits:
+    return {int(step): (value,) for step, value in hashes.items()}
 
 
 # In the order in which a step computes them.
@@ -95,7 +97,7 @@ STEP_METRICS = {
     "loss": _StepMetric(_recorded("loss"), "recorder.loss(value) in each step"),
     "grad_norm": _StepMetric(_recorded("grad_norm"), "recorder.grad_norm(value) in each step"),
     "weight_hash": _StepMetric(
-        lambda result: {int(step): (value,) for step, value in result.weight_hashes.items()},
+        lambda result: _of_all(result.weight_hashes),
         "config hash_every=1, or recorder.weight_hash(step, value) after each step",
     ),
 }
@@ -131,8 +133,7 @@ def joined(first: WorkloadResult, last: WorkloadResult) -> WorkloadResult:
             total_iterations=done + after.total_iterations,
             loss=[*before.loss, *after.loss],
             grad_norm=[*before.grad_norm, *after.grad_norm],
-            weight_hashes=before.weight_hashes
-            | {str(done + int(step)): value for step, value in after.weight_hashes.items()},
+            weight_hashes=joined_steps(before.weight_hashes, after.weight_hashes, done),
             series=[],
         )
         for after in last.ranks

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeAlias
 
 from pytest_aorta.common.text import brief, counted, some_of
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, Counts, by_rank
 from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
 from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance, Value
@@ -113,7 +114,7 @@ def cost_text(row: Row, cost: Cost, rank: int) -> str:
     return _text(row, cost, worst, changes) if worst else ""
 
 
-def varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
+def varying(launches: Launches, cost: Cost) -> set[str]:
     """Return the parts that differ between launches of unchanged code on any rank."""
     known = [by_rank(launch.costs, cost) or {} for launch in launches]
     first = known[0]
@@ -121,9 +122,7 @@ def varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
     return {name for one, other in pairs for name, _ in one.items() ^ other.items()}
 
 
-def cost_changes(
-    launch: LaunchFacts, others: Sequence[LaunchFacts], cost: Cost, left_out: set[str]
-) -> list[_CostChange]:
+def cost_changes(launch: LaunchFacts, others: Launches, cost: Cost, left_out: set[str]) -> list[_CostChange]:
     """Return a cost of each rank beside that of the last launch of the other side, without parts to leave out."""
     here, there = (by_rank(side.costs, cost) or {} for side in (launch, others[-1]))
     return [
@@ -179,9 +178,7 @@ def _part(row: Row, cost: Cost, change: _CostChange, name: str) -> str:
             return f"{sign} {name} x {abs(more)}"
 
 
-def place_of(
-    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], change: _CostChange, cost: Cost, name: str
-) -> str:
+def place_of(launches: Launches, others: Launches, change: _CostChange, cost: Cost, name: str) -> str:
     """Return the place of most calls that came or went, and how many others there are; empty if it is not known."""
     placed_as = _PLACED_AS.get(cost, cost)
     sides = [_places(side, change.rank) for side in (launches, others)]
@@ -202,7 +199,7 @@ def place_of(
     return f"{places[0]}{f' x {calls[places[0]]}' if calls[places[0]] > 1 else ''}{others_too}"
 
 
-def _places(launches: Sequence[LaunchFacts], rank: int) -> Mapping[Cost, Mapping[str, Counts]]:
+def _places(launches: Launches, rank: int) -> Mapping[Cost, Mapping[str, Counts]]:
     """Return the places of the costs of a rank, if they are known; of a baseline, one launch has them."""
     groups = (group.costs for launch in launches for group in launch.costs if rank in group.ranks)
     return next((costs.places for costs in groups if costs.places), {})
@@ -266,6 +263,10 @@ class _Point:
         return f"step {self.step} of {self.name} on rank {self.rank}"
 
 
+# The values of each launch.
+_Curves: TypeAlias = Sequence[Mapping[_Point, float]]
+
+
 def judge_curves(row: Row, curve: Curve) -> Verdict:
     """Return the verdict on the values of all optimizers, by step and rank."""
     here, there = ([_points(launch, curve) for launch in side] for side in (row.launches, row.others))
@@ -283,7 +284,7 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
     return row.missing(MissingPart.BASELINE_VALUE, detail).replace(baseline=verdict.baseline)
 
 
-def _judge_points(row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]]) -> Verdict:
+def _judge_points(row: Row, here: _Curves, there: _Curves) -> Verdict:
     """Return the verdict on the values that all launches have."""
     num_steps = len({(point.series, point.step) for point in there[-1]})
     baseline = row.metric.measure(row.others[-1])
@@ -332,15 +333,13 @@ def _optimizers(row: Row) -> str:
     return brief("; ".join(counts), 300)
 
 
-def _do_bits_repeat(row: Row, there: Sequence[Mapping[_Point, float]]) -> bool:
+def _do_bits_repeat(row: Row, there: _Curves) -> bool:
     """Return whether equal code computes equal bits on one machine: recorded launches did, or weights are compared."""
     do_repeat = all(points == there[0] for points in there) if len(there) > 1 else bool(row.others[-1].weight_hashes)
     return do_repeat and all(map(is_reproducible, (*row.launches, *row.others)))
 
 
-def _first_other(
-    here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]], row: Row
-) -> tuple[str, float, float] | None:
+def _first_other(here: _Curves, there: _Curves, row: Row) -> tuple[str, float, float] | None:
     """Return text on the first value that no recorded launch has and all ranks of this step, with both values."""
     different = {
         point for points in here for point, value in points.items() if all(other[point] != value for other in there)
@@ -359,9 +358,7 @@ def _ranks(ranks: Sequence[int], points: Mapping[_Point, float]) -> str:
     return "all ranks" if len(ranks) == count > 1 else f"rank {', '.join(map(str, ranks))}"
 
 
-def _judge_steps(
-    row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]], baseline: Value
-) -> Verdict:
+def _judge_steps(row: Row, here: _Curves, there: _Curves, baseline: Value) -> Verdict:
     """Return the verdict on curves whose bits do not repeat: each step within the tolerance, but for a few."""
     tolerance = row.tolerance.value or 0.0
     center = {point: median(points[point] for points in there) for point in there[-1]}

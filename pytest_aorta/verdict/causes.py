@@ -9,13 +9,13 @@ from statistics import median, mode
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import ByDevice
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.applicability import has_costs
 from pytest_aorta.verdict.environment import changed_choice
-from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind, metric_of
+from pytest_aorta.verdict.metrics import LATE_RANK, METRICS, MetricKind
 from pytest_aorta.verdict.noise import RESET, median_step_ms
 from pytest_aorta.verdict.schedules import cause_of_schedule, is_unchanged
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -81,7 +81,7 @@ class Straggler:
         return f"rank {self.rank} is late: others wait {lag_ms:.3g} ms/step longer for it than in the {side}{garbage}"
 
 
-def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
+def straggler(launches: Launches, reference: Launches = ()) -> Straggler | None:
     """Return the rank that waits clearly less in collectives than its peers, or None.
 
     Ranks of unchanged launches differ too, depending on their position in the machine. So with ``reference`` launches,
@@ -122,7 +122,7 @@ def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
     return replace(found, increase_ms=increase_ms, idle_ms=_late_hosts_ms(launches, reference, increase_ms))
 
 
-def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], lag_ms: float) -> float | None:
+def _late_hosts_ms(launches: Launches, reference: Launches, lag_ms: float) -> float | None:
     """Return the increase of the devices' idle time if it explains that a rank lags by ``lag_ms`` more, else None.
 
     Hosts that are late by themselves drift apart, and one of them is the last. The devices of all ranks are then idle
@@ -139,13 +139,13 @@ def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFa
 
 
 def notes_on(
-    rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str
+    rows: Sequence[Verdict], launches: Launches, others: Launches, side: str
 ) -> tuple[tuple[Note, ...], int | None]:
     """Return the notes on a comparison, and the suspect rank.
 
     A straggler explains slower steps.
     """
-    failed = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION}
+    failed = {row.definition.kind for row in rows if row.outcome is Outcome.REGRESSION}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
     has_suspect = slow is not None and slow.idle_ms is None
@@ -157,7 +157,7 @@ def notes_on(
     return tuple(found), slow.rank if slow and has_suspect else None
 
 
-def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> Iterator[str]:
+def _uncompared(launches: Launches, others: Launches, side: str) -> Iterator[str]:
     """Yield lines on what is not compared, since one side lacks it."""
     here, graph = launches[0].costs, launches[0].description.graph_problem
     again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
@@ -175,7 +175,7 @@ def _uncompared(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], 
         yield f"buffers are not compared: the {side} has no hashes of them{again}"
 
 
-def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> Iterator[str]:
+def notes(launches: Launches, reference: Launches, side: str) -> Iterator[str]:
     """Yield a line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
     described = [launch.description for launch in launches]
     steps = median(one.step_time_growth for one in described)
@@ -213,13 +213,13 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _medians(launches: Sequence[LaunchFacts], of: Callable[[LaunchFacts], Mapping[str, float]]) -> dict[str, float]:
+def _medians(launches: Launches, of: Callable[[LaunchFacts], Mapping[str, float]]) -> dict[str, float]:
     """Return the median of each of several times over the launches that have any; a time that is absent is 0."""
     known = [times for launch in launches if (times := of(launch))]
     return {name: median(times.get(name, 0.0) for times in known) for name in sorted({*chain(*known)})}
 
 
-def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
+def _lags(launches: Launches) -> list[list[float]]:
     known = [launch.rank_lag_ms for launch in launches if launch.rank_lag_ms]
     return known if len({len(lags) for lags in known}) == 1 else []
 
@@ -231,14 +231,14 @@ _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 _BY_KERNELS = (*_BY_EXPOSURE, "kernel_ms", *(name for name in METRICS if name.startswith("step_time_")))
 
 
-def throttled(launches: Sequence[LaunchFacts]) -> str:
+def throttled(launches: Launches) -> str:
     """Return text on launches with throttled devices, which explain a time that did not pass; empty without any."""
     num_hot = sum(bool(launch.description.throttled) for launch in launches)
     of = f"{num_hot} of {len(launches)} launches" if len(launches) > 1 else "the launch"
     return f"GPUs throttled in {of}" if num_hot else ""
 
 
-def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+def cause_of(metric: str, launches: Launches, others: Launches) -> str:
     """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
     causes = []
     if metric in _BY_EXPOSURE:
@@ -260,7 +260,7 @@ def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[Laun
     return "; ".join(filter(None, causes))
 
 
-def _exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+def _exposure(launches: Launches, others: Launches) -> str:
     """Return text on the collective whose exposed time increased most from ``others`` to ``launches``.
 
     For each collective, the median over launches counts. The worst rank is the one that is worst in most launches. The
@@ -287,7 +287,7 @@ _MOST_OWN_WAIT = 0.5
 _ABSENT = FamilyTime(0.0, 0.0)
 
 
-def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+def moved(launches: Launches, others: Launches) -> str:
     """Return text on the families and collectives whose times changed from ``others`` to ``launches``.
 
     The text names families that increased, are new or are gone, slower transfers of collectives, and ranks that arrive
@@ -306,7 +306,7 @@ def _clearly_above(here: Sequence[float], there: Sequence[float]) -> bool:
     return sorted(here)[len(here) // 10] > sorted(there)[-1 - len(there) // 10]
 
 
-def _times(launches: Sequence[LaunchFacts]) -> dict[str, list[FamilyTime]]:
+def _times(launches: Launches) -> dict[str, list[FamilyTime]]:
     """Return the times of each family in each launch that has kernels."""
     known = [launch.kernels for launch in launches if launch.kernels]
     names = sorted({family for kernels in known for family in kernels if not is_communication(family)})
@@ -317,7 +317,7 @@ def _median_time(times: Sequence[FamilyTime]) -> FamilyTime:
     return FamilyTime(median(time.ms for time in times), median(time.calls for time in times))
 
 
-def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> str:
+def _families(launches: Launches, others: Launches, least_ms: float) -> str:
     here, there = _times(launches), _times(others)
     if not here or not there:
         return ""
@@ -358,7 +358,7 @@ def _calls(number: float) -> str:
     return f"{number:.4g} call{'' if number == 1 else 's'}"
 
 
-def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> list[str]:
+def _collectives(launches: Launches, others: Launches, least_ms: float) -> list[str]:
     """Return a text for each collective whose transfer got slower or whose ranks wait longer for late ranks."""
     found = []
     for kind in sorted({kind for launch in launches for kind in launch.collectives}):
@@ -367,18 +367,19 @@ def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts],
         )
         if not there:
             continue
-        texts = [_transfer(here, there, least_ms), _late_ranks(here, there, least_ms)]
-        if any(texts):
-            found.append(f"{kind}: {', '.join(filter(None, texts))}")
+        texts = []
+        for time, said in (("transfer_ms", _transfer), ("peers_wait_ms", _late_ranks)):
+            now, before = ([getattr(facts, time) for facts in side] for side in (here, there))
+            if _clearly_above(now, before) and median(now) - median(before) >= least_ms:
+                texts.append(said(here, there, median(now), median(before)))
+        found += [f"{kind}: {', '.join(texts)}"] if texts else []
     return found
 
 
-def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
-    now, before = ([facts.transfer_ms for facts in side] for side in (here, there))
-    increase = _increase(now, before, least_ms)
-    if increase is None:
-        return ""
-    now_ms, before_ms = increase
+def _transfer(
+    here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], now_ms: float, before_ms: float
+) -> str:
+    """Return text on transfers that got slower."""
     text = f"transfer {now_ms:.3g} ms/step, was {before_ms:.3g}"
     now_calls, before_calls = (median(facts.calls for facts in side) for side in (here, there))
     text += f", {_calls(now_calls)}, was {before_calls:.4g}"
@@ -390,24 +391,15 @@ def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts],
     return f"{text}, {now_mb:.4g} MB on the bus, was {before_mb:.4g}, at {now_speed:.3g} GB/s, was {before_speed:.3g}"
 
 
-def _late_ranks(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
+def _late_ranks(
+    here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], now_ms: float, before_ms: float
+) -> str:
     """Return text on the rank that arrives late, or on all ranks if they wait for each other in turns."""
-    now, before = ([facts.peers_wait_ms for facts in side] for side in (here, there))
-    increase = _increase(now, before, least_ms)
-    if increase is None:
-        return ""
-    now_ms, before_ms = increase
     own_now_ms, own_before_ms = (median(facts.straggler_wait_ms for facts in side) for side in (here, there))
     if own_now_ms - own_before_ms > _MOST_OWN_WAIT * (now_ms - before_ms):
         return f"ranks arrive late in turns, each waits {own_now_ms:.3g} ms/step or more, was {own_before_ms:.3g}"
     rank = mode(facts.straggler for facts in here)
     return f"rank {rank} arrives late, its peers wait {now_ms:.3g} ms/step, was {before_ms:.3g}"
-
-
-def _increase(here: Sequence[float], there: Sequence[float], least_ms: float) -> tuple[float, float] | None:
-    """Return the medians of a time after and before a clear increase by ``least_ms`` or more, or None."""
-    now_ms, before_ms = median(here), median(there)
-    return (now_ms, before_ms) if _clearly_above(here, there) and now_ms - before_ms >= least_ms else None
 
 
 # The first of these metrics that regressed is split. Profiled steps say nothing about the slow steps of the tail.
@@ -420,7 +412,7 @@ _NAMES = {
 }
 
 
-def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+def split(total_ms: float, launches: Launches, others: Launches) -> str:
     """Return the parts of a change in one line, in which they add up as printed; empty if a side has no breakdown.
 
     Each part changes by the difference of its medians over launches. Copies, and all time that profiled steps do not
@@ -443,9 +435,7 @@ def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[Lau
     return f"split of {total:+.{digits}f} ms{where}: {', '.join(parts)}"
 
 
-def _split_note(
-    rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
-) -> Iterator[str]:
+def _split_note(rows: Sequence[Verdict], launches: Launches, others: Launches) -> Iterator[str]:
     """Yield a line with the split of the first regression of step time, if there is one that can be split."""
     regressed = {row.metric: row for row in rows if row.outcome is Outcome.REGRESSION and row.delta is not None}
     row = next((regressed[name] for name in SPLIT if name in regressed), None)

@@ -1,27 +1,19 @@
 """Comparison of launches with a stored baseline or with an A/B reference, metric by metric."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_aorta.common.text import counted
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.verdict.applicability import choose_tolerances, known_to, not_applicable, profiled
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth
 from pytest_aorta.verdict.causes import cause_of, notes_on, throttled
 from pytest_aorta.verdict.edits import edits
 from pytest_aorta.verdict.environment import other_setup, other_steps
-from pytest_aorta.verdict.metrics import (
-    Metric,
-    MetricKind,
-    Origin,
-    Tolerance,
-    Value,
-    metric_of,
-    middle,
-)
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance, Tolerances, Value, metric_of, middle
 from pytest_aorta.verdict.noise import (
     default_variance,
     median_step_ms,
@@ -57,9 +49,9 @@ class _Comparison(ABC):
 
     def _verdicts(
         self,
-        tolerances: Mapping[str, Tolerance],
-        launches: Sequence[LaunchFacts],
-        others: Sequence[LaunchFacts],
+        tolerances: Tolerances,
+        launches: Launches,
+        others: Launches,
         reference: VerdictReference,
         most: int,
         decided: Mapping[str, Verdict] | None,
@@ -75,7 +67,7 @@ class _Comparison(ABC):
             rows = [row.replace(state=changed) if row.outcome is Outcome.IMPROVED else row for row in rows]
         notes, suspect = notes_on(rows, launches, others, str(reference))
         edited = edits(launches, others) if any(row.is_finding for row in rows) else []
-        edited += [row.detail for row in rows if metric_of(row.metric).grows and row.outcome is Outcome.REGRESSION]
+        edited += [row.detail for row in rows if row.definition.grows and row.outcome is Outcome.REGRESSION]
         return Verdicts(self.case, tuple(rows), (*(Note(text, NoteKind.EDIT) for text in edited), *notes), suspect)
 
     def _judge_measured(self, row: Row) -> Verdict:
@@ -187,12 +179,12 @@ class StoredComparison(_Comparison):
     case: str
     config: dict[str, Any]
     baseline: Baseline | None
-    marked: Mapping[str, Tolerance]
+    marked: Tolerances
     max_launches: int = 1
     file: str = ""
     workload: str = ""
 
-    def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
+    def judge(self, launches: Launches, decided: Mapping[str, Verdict] | None = None) -> Verdicts:
         """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
 
         ``decided`` maps metrics to verdicts of fewer launches. These verdicts are kept.
@@ -294,7 +286,7 @@ class PairedComparison(_Comparison):
     """
 
     case: str
-    marked: Mapping[str, Tolerance]
+    marked: Tolerances
     only: Collection[str] | None = None
     max_pairs: int = 1
     version: str = ""
@@ -302,8 +294,8 @@ class PairedComparison(_Comparison):
 
     def judge(
         self,
-        candidates: Sequence[LaunchFacts],
-        references: Sequence[LaunchFacts],
+        candidates: Launches,
+        references: Launches,
         decided: Mapping[str, Verdict] | None = None,
     ) -> Verdicts:
         """Return one verdict per metric. A metric that only one of the two sides has is *missing*.

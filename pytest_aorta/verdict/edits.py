@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import some_of
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.series import (
     BATCH,
     RANDOM,
@@ -55,7 +55,7 @@ class _Change(NamedTuple):
     group: str = ""
 
 
-def edits(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
+def edits(launches: Launches, others: Launches) -> list[str]:
     """Return sentences on the first step that differs, of the kind of evidence that explains the others.
 
     Other samples may follow from another batch, other collectives from other samples, and another loss from all of
@@ -151,7 +151,7 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
             return
 
 
-def _costs(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> _Found:
+def _costs(launches: Launches, others: Launches) -> _Found:
     """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
     for cost, text in _COSTS.items():
         changes = cost_changes(launches[-1], others, cost, varying(others, cost))

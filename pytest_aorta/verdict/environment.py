@@ -1,10 +1,10 @@
 """Differences between two launches: environment, versions, settings, config and number of steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pytest_aorta.common.text import brief, counted
-from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
+from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, Launches, LaunchFacts
 from pytest_aorta.result.system import OWN_VERSION, PACKAGES
 from pytest_aorta.verdict.baseline import Baseline
 
@@ -81,7 +81,7 @@ def _left_out(facts: LaunchFacts, recorded: LaunchFacts) -> set[str]:
     return {*CHOICES} | ({"cpu_vendor"} if facts.provenance.block == recorded.provenance.block else set())
 
 
-def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> str:
+def other_setting(recorded: LaunchFacts, launches: Launches) -> str:
     """Return the first difference in launcher or environment; both change times and numbers without a code change."""
     for launch in launches:
         if launch.launcher != recorded.launcher:
@@ -106,7 +106,7 @@ def _is_of_machine(key: str, here: Mapping[str, object], there: Mapping[str, obj
     return key not in PROGRAM_ENVIRONMENT
 
 
-def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts, side: str) -> str | None:
+def lost_reproducibility(launches: Launches, recorded: LaunchFacts, side: str) -> str | None:
     """Return the fact that makes a launch not bitwise reproducible although ``recorded`` is, or None.
 
     Without this check, code whose numbers changed could avoid the comparison. The text calls ``recorded`` by the word
@@ -152,7 +152,7 @@ def _setting(config: dict[str, Any], key: str) -> str:
     return f"{key}={brief(repr(config[key]))}" if key in config else f"no key {key}"
 
 
-def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts, *, is_ab: bool = False) -> str:
+def other_steps(launches: Launches, recorded: LaunchFacts, *, is_ab: bool = False) -> str:
     """Return text if a launch has another number of measured steps than that of the other side; else empty.
 
     A script can change its number of steps without a change of the config, and statistics over fewer steps hide slow
@@ -170,9 +170,7 @@ def changed_choice(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
     return next((key for key in CHOICES if facts.environment.get(key) != recorded.environment.get(key)), None)
 
 
-def other_setup(
-    baseline: Baseline, workload: str, config: dict[str, Any], launches: Sequence[LaunchFacts]
-) -> str | None:
+def other_setup(baseline: Baseline, workload: str, config: dict[str, Any], launches: Launches) -> str | None:
     """Return why a baseline is not one of these launches, or None if it is.
 
     The reason is another workload or script, config or choice of setup().
@@ -191,7 +189,7 @@ def other_setup(
     return None
 
 
-def other_device(launches: Sequence[LaunchFacts], other: LaunchFacts, side: str) -> str | None:
+def other_device(launches: Launches, other: LaunchFacts, side: str) -> str | None:
     """Return text if a launch computed on another kind of device than the other side on the same platform, or None.
 
     The code has left the devices of its world, e.g. because torch finds no GPU and a script then takes the CPU.

@@ -1,21 +1,21 @@
 """Recording of baselines: launches that are appended, start a new revision, or are refused."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
 from pytest_aorta.plan.options import Options
-from pytest_aorta.result.facts import LaunchFacts, growth
+from pytest_aorta.result.facts import Launches, LaunchFacts, growth
 from pytest_aorta.result.series import BUFFERS, first_other_weights
 from pytest_aorta.verdict.applicability import applicable, is_not_profiled_again, not_profiled, profiled
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
-from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerances, metric_of
 from pytest_aorta.verdict.noise import transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
@@ -30,6 +30,8 @@ from pytest_aorta.verdict.verdicts import Reason, Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
+# Fewer launches show no drift: a few may rise one after another by chance.
+_LAUNCHES_THAT_DRIFT = 10
 _BUFFER_HASH = "buffer_hash"
 # Launches that a refusal advises to add at once.
 _MANY = 10
@@ -39,7 +41,7 @@ _MANY = 10
 _SETTLED = (Outcome.NOT_APPLICABLE, Outcome.REGRESSION, Outcome.IMPROVED)
 
 
-def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options) -> bool:
+def needs_another(baseline: Baseline, marked: Tolerances, options: Options) -> bool:
     """Return whether a baseline that is being recorded needs one more launch, of at most ``--aorta-launches``.
 
     A metric with noise needs launches until it is settled (:meth:`StoredRule.is_settled`), three at least. Costs need a
@@ -66,7 +68,7 @@ def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float, options: 
     return rule.is_settled(options.launches)
 
 
-def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance]) -> str:
+def refusal_of_left_out(baseline: Baseline, marked: Tolerances) -> str:
     """Return why a baseline can't hold what markers name, with the remedies; empty if it holds all.
 
     The next comparison would fail for such a metric, although nothing has changed.
@@ -92,7 +94,7 @@ class NewBaseline(Model, frozen=True):
     detection: tuple[str, ...] = ()
 
 
-def are_undecided(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance]) -> bool:
+def are_undecided(old: Baseline, new: Baseline, marked: Tolerances) -> bool:
     """Return whether launches are not shown to equal those of a stored baseline, and more could show it."""
     if other_setup(old, new.workload, new.config, [*new.center_launches]):
         return False
@@ -112,7 +114,7 @@ def with_every_step(new: Baseline, hashed: LaunchFacts, marked: Collection[str])
     )
 
 
-def merged(old: Baseline | None, new: Baseline, marked: Mapping[str, Tolerance], fresh: bool) -> Baseline:
+def merged(old: Baseline | None, new: Baseline, marked: Tolerances, fresh: bool) -> Baseline:
     """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
     A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the workload, the
@@ -152,7 +154,7 @@ def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
     return "\n".join(lines)
 
 
-def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance]) -> list[Verdict]:
+def _differences(old: Baseline, new: Baseline, marked: Tolerances) -> list[Verdict]:
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, max_launches=len(facts))
     # A metric that can't be compared even with itself is not a difference.
@@ -164,7 +166,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance]) 
 
 def _is_settled(row: Verdict) -> bool:
     """Return True if no further launch can show that the metric is unchanged."""
-    return not metric_of(row.metric, row.tolerance.direction).has_noise or row.outcome in _SETTLED
+    return not row.definition.has_noise or row.outcome in _SETTLED
 
 
 def _is_unchanged(row: Verdict) -> bool:
@@ -187,7 +189,7 @@ def _fitted(baseline: Baseline) -> Baseline:
     return baseline.replace(launches=kept, forced=forced)
 
 
-def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> dict[str, str]:
+def left_out(launches: Launches, marked: Tolerances) -> dict[str, str]:
     """Return the metrics that launches are too noisy for -> why: noise, a late host, outliers, growth or throttling."""
     return _varying_buffers(launches, marked) | {
         name: "; ".join(problems)
@@ -209,7 +211,7 @@ def _varying_buffers(launches: Iterable[LaunchFacts], marked: Collection[str]) -
     return {_BUFFER_HASH: f"in two launches {where}"} if where else {}
 
 
-def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts]) -> list[str]:
+def _problems(metric: Metric, tolerance: float, launches: Launches) -> list[str]:
     """Return why launches make a bad baseline of a metric with a tolerance."""
     # A host that was late in this launch may not be late in another.
     found = [
@@ -250,12 +252,12 @@ def _noise_problems(metric: Metric, values: Sequence[float], tolerance: float) -
             found.append(f"launch {number} is an outlier, {off} from the median")
     # Values on linear scales may be 0, so their growth is computed from exponentials, as for logs.
     drift = growth([math.exp(value) for value in values])
-    if abs(drift) > tolerance / 2:
+    if len(values) >= _LAUNCHES_THAT_DRIFT and abs(drift) > tolerance / 2:
         found.append(f"drifts over the launches by {format_change(drift, scale)} in total")
     return found
 
 
-def detection_lines(baseline: Baseline, marked: Mapping[str, Tolerance], max_launches: int) -> list[str]:
+def detection_lines(baseline: Baseline, marked: Tolerances, max_launches: int) -> list[str]:
     """Return lines on metrics that are left out, on what the others detect, and on what they leave undecided."""
     center = baseline.center_launches
     lines = [f"  {name}: left out: {why}; compare it with --aorta-ab=REF" for name, why in baseline.left_out.items()]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import did_you_mean
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.series import BUFFERS, PARAMETERS, SeriesFacts
 from pytest_aorta.result.trace.families import is_compute
@@ -94,20 +94,27 @@ class Tolerance(Model, frozen=True):
         return "exact" if self.value is None else f"{sign}{self.scale.text(self.value)}"
 
 
+# Metric -> the change that is allowed.
+Tolerances: TypeAlias = Mapping[str, Tolerance]
+
+
 @dataclass(frozen=True)
 class Metric:
-    """One compared quantity.
+    """One compared quantity. Most are times of which less is better, and that ranks record under the metric's name.
 
     Attributes:
-        measure: Returns the value from a launch's facts, or None if the launch has no such value.
+        name: The name.
+        help: What it is, for the documentation.
+        unit: The unit; empty for a number.
+        reader: Returns the value from a launch's facts, or None if the launch has no such value; None if ranks record
+            the metric.
+        percent: The change that is allowed without a marker, in hundredths on ``scale``, where 0 allows none; None
+            compares the metric only if a marker names it.
         kind: The kind of metric.
         direction: The direction in which the metric gets better.
-        default: The tolerance without a marker; None compares the metric only if a marker names it.
         min_steps: The least number of measured steps for which the metric is meaningful; a launch with fewer steps has
             no value.
         scale: The scale on which changes are measured.
-        by_step: Returns step -> value after the step; ``measure`` returns the last of these values. Empty for a
-            metric of the whole launch.
         on_cpu: The tolerance of a time or of memory of CPU ranks without a marker, in place of ``default``.
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
         curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
@@ -120,15 +127,14 @@ class Metric:
     """
 
     name: str
-    unit: str
-    kind: MetricKind
-    direction: Direction
-    default: Tolerance | None
-    measure: Callable[[LaunchFacts], Value]
     help: str
+    unit: str = ""
+    reader: Callable[[LaunchFacts], Value] | None = None
+    percent: float | None = None
+    kind: MetricKind = MetricKind.TIMING
+    direction: Direction = Direction.LOWER
     min_steps: int = 1
     scale: Scale = Scale.RELATIVE
-    by_step: Callable[[LaunchFacts], dict[int, str]] = lambda _: {}
     on_cpu: Tolerance | None = None
     cost: Cost | None = None
     curve: Curve | None = None
@@ -136,6 +142,22 @@ class Metric:
     scheduled: Callable[[Schedule], float] | None = None
     hashed: str = ""
     is_new: bool = False
+
+    @property
+    def default(self) -> Tolerance | None:
+        """Return the tolerance without a marker; None if the metric is compared only if a marker names it."""
+        return None if self.percent is None else Tolerance(self.percent / 100 or None, self.scale, Origin.DEFAULT)
+
+    def measure(self, facts: LaunchFacts) -> Value:
+        """Return the value of a launch, or None if the launch has none."""
+        if self.reader is None:
+            return facts.metrics.get(self.name)
+        return self.reader(facts) if facts.num_steps >= self.min_steps else None
+
+    def by_step(self, facts: LaunchFacts) -> dict[int, str]:
+        """Return step -> hash after the step, the last of which is the value; empty for any other metric."""
+        hashes = getattr(facts, f"{self.name}es") if self.hashed else {}
+        return {int(step): value for step, value in hashes.items()}
 
     @property
     def has_noise(self) -> bool:
@@ -186,86 +208,50 @@ def _range_text(scale: Scale, most: float) -> str:
     return f"a number above 0 and up to {scale.text(most)}, such as {scale.text(0.05)!r}"
 
 
-def _default(percent: float | None, direction: Direction, scale: Scale = Scale.RELATIVE) -> Tolerance | None:
-    if direction is Direction.EXACT:
-        return Tolerance(None, origin=Origin.DEFAULT)
-    return None if percent is None else Tolerance(percent / 100, scale, Origin.DEFAULT)
-
-
-def _step_time(statistic: str, percent: float | None, text: str, min_steps: int = 1) -> Metric:
-    """Return the row of a statistic over the steps' times; ``percent`` is its default tolerance."""
-
-    def measure(facts: LaunchFacts) -> Value:
-        return facts.step_time_ms.get(statistic) if facts.num_steps >= min_steps else None
-
-    default = _default(percent, Direction.LOWER)
+def _step_time(statistic: str, text: str, percent: float | None = None, min_steps: int = 1) -> Metric:
+    """Return the row of a statistic over the steps' times."""
     name = f"step_time_{statistic}"
-    return Metric(name, "ms", MetricKind.TIMING, Direction.LOWER, default, measure, text, min_steps=min_steps)
+    return Metric(name, text, "ms", lambda facts: facts.step_time_ms.get(statistic), percent, min_steps=min_steps)
 
 
-def _recorded(
-    name: str,
-    unit: str,
-    kind: MetricKind,
-    direction: Direction,
-    percent: float | None,
-    text: str,
-    scale: Scale = Scale.RELATIVE,
-) -> Metric:
-    """Return the row of a metric that ranks record under its name; ``percent`` is its default tolerance."""
-    default = _default(percent, direction, scale)
-    return Metric(name, unit, kind, direction, default, lambda facts: facts.metrics.get(name), text, scale=scale)
+def _cost(cost: Cost, text: str, percent: float = 0, unit: str = "") -> Metric:
+    """Return the row of a cost of a step."""
 
-
-def _cost(cost: Cost, unit: str, percent: float | None, text: str) -> Metric:
-    """Return the row of a cost of a step; ``percent`` is its default tolerance, None allows no increase."""
-
-    def measure(facts: LaunchFacts) -> Value:
+    def reader(facts: LaunchFacts) -> Value:
         ranks = by_rank(facts.costs, cost)
         return None if ranks is None else float(max(sum(parts.values()) for parts in ranks.values()))
 
-    default = Tolerance(None if percent is None else percent / 100, origin=Origin.DEFAULT)
-    return Metric(cost.value, unit, MetricKind.COUNT, Direction.LOWER, default, measure, text, cost=cost)
+    return Metric(cost.value, text, unit, reader, percent, MetricKind.COUNT, cost=cost)
 
 
 def _scheduled(
     name: str,
-    unit: str,
-    direction: Direction,
-    allowed: Tolerance,
-    value: Callable[[Schedule], float],
     text: str,
+    value: Callable[[Schedule], float],
+    percent: float,
+    unit: str = "",
+    direction: Direction = Direction.LOWER,
+    scale: Scale = Scale.RELATIVE,
 ) -> Metric:
     """Return the row of a value of the step's schedule on the nominal machine."""
 
-    def measure(facts: LaunchFacts) -> Value:
+    def reader(facts: LaunchFacts) -> Value:
         worst = min if direction is Direction.HIGHER else max
         return worst((float(value(group.schedule)) for group in facts.schedules), default=None)
 
-    return Metric(
-        name,
-        unit,
-        MetricKind.COUNT,
-        direction,
-        allowed,
-        measure,
-        text,
-        scale=allowed.scale,
-        scheduled=value,
-        is_new=True,
-    )
+    count = MetricKind.COUNT
+    return Metric(name, text, unit, reader, percent, count, direction, scale=scale, scheduled=value, is_new=True)
 
 
 def _curve(name: str, curve: Curve, text: str) -> Metric:
     """Return the row of a quantity that is compared by step and rank; a step may differ by 5%."""
 
-    def measure(facts: LaunchFacts) -> Value:
+    def reader(facts: LaunchFacts) -> Value:
         known = [series for series in facts.series if curve(series)]
         values = curve(max(known, key=lambda series: series.num_steps)) if known else []
         return fmean(rank[max(rank, key=int)] for rank in values if rank) if known else None
 
-    default = _default(5, Direction.LOWER)
-    return Metric(name, "", MetricKind.NUMERIC, Direction.LOWER, default, measure, text, curve=curve)
+    return Metric(name, text, "", reader, 5, MetricKind.NUMERIC, curve=curve)
 
 
 def _other_steps_ms(facts: LaunchFacts) -> Value:
@@ -282,223 +268,178 @@ def _kernel_ms(facts: LaunchFacts) -> Value:
 def _transfer(kind: str) -> Metric:
     """Return the row of the transfers of a kind of collective."""
 
-    def measure(facts: LaunchFacts) -> Value:
+    def reader(facts: LaunchFacts) -> Value:
         return facts.collectives[kind].transfer_ms if kind in facts.collectives else None
 
-    text = "transfers of a profiled step, without waits"
-    return Metric(f"{kind}_ms", "ms", MetricKind.TIMING, Direction.LOWER, None, measure, text)
+    return Metric(f"{kind}_ms", "transfers of a profiled step, without waits", "ms", reader)
 
 
-def _hash(kind: str, text: str, *, is_new: bool = False) -> Metric:
+def _hash(kind: str, text: str) -> Metric:
     """Return the row of the hash of a model's ``weights`` or ``buffers``."""
-    name = f"{kind.removesuffix('s')}_hash"
 
-    def by_step(facts: LaunchFacts) -> dict[int, str]:
-        return {int(step): value for step, value in getattr(facts, f"{name}es").items()}
-
-    def measure(facts: LaunchFacts) -> Value:
-        hashes = by_step(facts)
+    def reader(facts: LaunchFacts) -> Value:
+        hashes = found.by_step(facts)
         return hashes[max(hashes)] if hashes else None
 
-    default = _default(None, Direction.EXACT)
-    numeric, exact = MetricKind.NUMERIC, Direction.EXACT
-    return Metric(name, "", numeric, exact, default, measure, text, by_step=by_step, hashed=kind, is_new=is_new)
+    name = f"{kind.removesuffix('s')}_hash"
+    found = Metric(name, text, "", reader, 0, MetricKind.NUMERIC, Direction.EXACT, hashed=kind)
+    return found
 
 
-def _growth(kind: str, on_device: int | None, on_cpu: int, text: str) -> Metric:
+def _growth(kind: str, text: str, on_cpu: float, on_device: float | None = None) -> Metric:
     """Return the row of the growth of ``memory`` or ``resident`` memory, with its default tolerances in points."""
-    name, lower, scale = f"{kind}_growth", Direction.LOWER, Scale.POINTS
 
-    def measure(facts: LaunchFacts) -> Value:
+    def reader(facts: LaunchFacts) -> Value:
         ranks = facts.growth_of(kind)
         return None if facts.simulated or not ranks else round(max(ranks), 3)
 
-    default, at_most = (_default(points, lower, scale) for points in (on_device, on_cpu))
-    memory = MetricKind.MEMORY
-    return Metric(name, "", memory, lower, default, measure, text, scale=scale, on_cpu=at_most, grows=kind, is_new=True)
+    name, memory, points = f"{kind}_growth", MetricKind.MEMORY, Scale.POINTS
+    at_most = Tolerance(on_cpu / 100, points, Origin.DEFAULT)
+    return Metric(name, text, "", reader, on_device, memory, scale=points, on_cpu=at_most, grows=kind, is_new=True)
 
 
-_TIME, _MEMORY, _COUNT, _NUMERIC = MetricKind.TIMING, MetricKind.MEMORY, MetricKind.COUNT, MetricKind.NUMERIC
-_LOWER, _HIGHER, _EXACT = Direction.LOWER, Direction.HIGHER, Direction.EXACT
-_POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
+_HIGHER, _POINTS, _OF_STEP = Direction.HIGHER, Scale.POINTS, Scale.OF_STEP
 
 _ROWS = (
-    _step_time("p50", 5, "median step time"),
+    _step_time("p50", "median step time", 5),
     replace(
-        _step_time("p10", None, "10th percentile of step times, which other work on the machine disturbs least"),
+        _step_time("p10", "10th percentile of step times, which other work on the machine disturbs least"),
         on_cpu=Tolerance(1.0, origin=Origin.GROSS),
         is_new=True,
     ),
     Metric(
         LATE_RANK,
-        "ms",
-        _TIME,
-        _LOWER,
-        None,
-        lambda facts: max(facts.late_ms, default=None),
         "how much longer the others wait for one rank than this rank waits for them, in nine of ten steps at least",
+        "ms",
+        lambda facts: max(facts.late_ms, default=None),
         scale=_OF_STEP,
         on_cpu=Tolerance(0.25, _OF_STEP, Origin.GROSS),
         is_new=True,
     ),
-    _step_time("p99", 10, "99th percentile of step times", MIN_STEPS_P99),
-    _step_time("mean", None, "mean step time"),
-    _step_time("tail5", None, "mean of the slowest 5% of steps"),
+    _step_time("p99", "99th percentile of step times", 10, MIN_STEPS_P99),
+    _step_time("mean", "mean step time"),
+    _step_time("tail5", "mean of the slowest 5% of steps"),
     Metric(
         "other_steps_ms",
-        "ms",
-        _TIME,
-        _LOWER,
-        _default(5, _LOWER),
-        _other_steps_ms,
         "median step times of the other optimizers of an unedited script, added up",
+        "ms",
+        _other_steps_ms,
+        5,
     ),
-    _recorded(
-        "gemm_throughput_tflops", "TFLOP/s", _TIME, _HIGHER, None, "matrix products of one rank, over the measured loop"
+    Metric(
+        "gemm_throughput_tflops",
+        "matrix products of one rank, over the measured loop",
+        "TFLOP/s",
+        direction=_HIGHER,
     ),
-    _recorded(
+    Metric(
         "overlap_ratio",
-        "",
-        _TIME,
-        _HIGHER,
-        3,
         "fraction of communication time that is hidden under compute, in profiled steps",
-        _POINTS,
+        percent=3,
+        direction=_HIGHER,
+        scale=_POINTS,
     ),
-    _recorded(
+    Metric(
         "exposed_comm_ms",
-        "ms",
-        _TIME,
-        _LOWER,
-        1,
         "communication time of a profiled step during which a rank computes nothing",
-        _OF_STEP,
-    ),
-    _recorded(
-        "device_idle_ms",
         "ms",
-        _TIME,
-        _LOWER,
-        None,
+        percent=1,
+        scale=_OF_STEP,
+    ),
+    Metric(
+        "device_idle_ms",
         "time of a step without a head start of the host in which no stream of a rank is busy",
-        _OF_STEP,
+        "ms",
+        scale=_OF_STEP,
     ),
     Metric(
         "kernel_ms",
-        "ms",
-        _TIME,
-        _LOWER,
-        _default(2, _LOWER),
-        _kernel_ms,
         "time of all kernels of a profiled step, mean over ranks; operators on CPU ranks",
+        "ms",
+        _kernel_ms,
+        2,
     ),
     *map(_transfer, BUS_FACTORS),
-    _recorded(
+    Metric(
         "overlap_saving",
-        "",
-        _TIME,
-        _HIGHER,
-        3,
         "fraction of the serial time of compute and copies that running both at once saves",
-        _POINTS,
+        percent=3,
+        direction=_HIGHER,
+        scale=_POINTS,
     ),
-    _recorded("samples_per_s", "1/s", _TIME, _HIGHER, None, "samples per second of one rank"),
-    _recorded("tokens_per_s", "1/s", _TIME, _HIGHER, None, "tokens per second of one rank"),
-    _recorded(
+    Metric("samples_per_s", "samples per second of one rank", "1/s", direction=_HIGHER),
+    Metric("tokens_per_s", "tokens per second of one rank", "1/s", direction=_HIGHER),
+    Metric(
         "model_tflops",
-        "TFLOP/s",
-        _TIME,
-        _HIGHER,
-        None,
         "operations of one rank that the model needs, without those that checkpointing repeats",
+        "TFLOP/s",
+        direction=_HIGHER,
     ),
-    _recorded(
+    Metric(
         "mfu",
-        "",
-        _TIME,
-        _HIGHER,
-        None,
         "`model_tflops` as a fraction of the device's peak for bfloat16, where the peak is known",
-        _POINTS,
+        direction=_HIGHER,
+        scale=_POINTS,
     ),
-    _recorded("peak_memory_bytes", "B", _MEMORY, _LOWER, 2, "largest peak of device memory over ranks"),
-    _recorded("peak_resident_bytes", "B", _MEMORY, _LOWER, None, "largest peak of memory on the host"),
+    Metric("peak_memory_bytes", "largest peak of device memory over ranks", "B", percent=2, kind=MetricKind.MEMORY),
+    Metric("peak_resident_bytes", "largest peak of memory on the host", "B", kind=MetricKind.MEMORY),
     _growth(
         "memory",
-        10,
-        2,
         "growth of a rank's memory in a launch as a fraction of it, which may exceed that of the baseline",
-    ),
-    _growth(
-        "resident",
-        None,
+        2,
         10,
-        "the same of memory that is resident on the host",
     ),
+    _growth("resident", "the same of memory that is resident on the host", 10),
     _scheduled(
         "serialized_collectives",
-        "",
-        _LOWER,
-        Tolerance(None, origin=Origin.DEFAULT),
-        lambda schedule: schedule.serialized,
         "collectives of a step that have nothing to hide under: each matrix product waits for them or they for it",
+        lambda schedule: schedule.serialized,
+        0,
     ),
     _scheduled(
         "scheduled_overlap_ratio",
-        "",
-        _HIGHER,
-        Tolerance(0.005, _POINTS, Origin.DEFAULT),
-        lambda schedule: schedule.overlap_ratio,
         "fraction of communication time that is hidden under compute, in the step's schedule on the nominal machine",
+        lambda schedule: schedule.overlap_ratio,
+        0.5,
+        direction=_HIGHER,
+        scale=_POINTS,
     ),
     _scheduled(
         "scheduled_exposed_comm_ms",
-        "ms",
-        _LOWER,
-        Tolerance(0.01, origin=Origin.DEFAULT),
-        lambda schedule: schedule.exposed_ms,
         "communication time of that schedule during which the rank computes nothing",
-    ),
-    _scheduled(
-        "scheduled_step_ms",
+        lambda schedule: schedule.exposed_ms,
+        1,
         "ms",
-        _LOWER,
-        Tolerance(0.01, origin=Origin.DEFAULT),
-        lambda schedule: schedule.step_ms,
-        "step time of that schedule",
     ),
-    _cost(Cost.COLLECTIVES, "", None, "calls of collectives in a step, by kind, size of the group and type"),
-    _cost(Cost.COLLECTIVE_BYTES, "B", None, "bytes of the larger of input and output, over the collectives of a step"),
-    _cost(Cost.FLOPS, "", 0.1, "floating-point operations of a step, by operator"),
-    _cost(Cost.OPERATORS, "", 1, "calls of operators in a step"),
-    _cost(Cost.KERNELS, "", 1, "kernels of a step on a GPU, by family"),
-    _cost(Cost.HOST_SYNCS, "", None, "runtime calls of a step in which the host waits for the GPU"),
+    _scheduled("scheduled_step_ms", "step time of that schedule", lambda schedule: schedule.step_ms, 1, "ms"),
+    _cost(Cost.COLLECTIVES, "calls of collectives in a step, by kind, size of the group and type"),
+    _cost(Cost.COLLECTIVE_BYTES, "bytes of the larger of input and output, over the collectives of a step", unit="B"),
+    _cost(Cost.FLOPS, "floating-point operations of a step, by operator", 0.1),
+    _cost(Cost.OPERATORS, "calls of operators in a step", 1),
+    _cost(Cost.KERNELS, "kernels of a step on a GPU, by family", 1),
+    _cost(Cost.HOST_SYNCS, "runtime calls of a step in which the host waits for the GPU"),
     _cost(
         Cost.HOST_COPIES,
-        "",
-        None,
         "copies of a step from the GPU to the host; on CPU ranks values that Python reads from tensors",
     ),
-    replace(
-        _cost(Cost.COMPILED_GRAPHS, "", None, "graphs compiled before the measured steps"),
-        is_new=True,
+    replace(_cost(Cost.COMPILED_GRAPHS, "graphs compiled before the measured steps"), is_new=True),
+    _cost(Cost.RECOMPILATIONS, "compilations of torch.compile in the measured steps"),
+    _cost(Cost.GRAPH_BREAKS, "graph breaks of torch.compile"),
+    Metric("compile_s", "time of torch.compile before the measured steps", "s"),
+    Metric("checkpoint_ms", "time of a checkpoint of an unedited script", "ms"),
+    Metric(
+        "num_parameters",
+        "parameters of the whole model",
+        percent=0,
+        kind=MetricKind.COUNT,
+        direction=Direction.EXACT,
     ),
-    _cost(Cost.RECOMPILATIONS, "", None, "compilations of torch.compile in the measured steps"),
-    _cost(Cost.GRAPH_BREAKS, "", None, "graph breaks of torch.compile"),
-    _recorded(
-        "compile_s",
-        "s",
-        _TIME,
-        _LOWER,
-        None,
-        "time of torch.compile before the measured steps",
-    ),
-    _recorded("checkpoint_ms", "ms", _TIME, _LOWER, None, "time of a checkpoint of an unedited script"),
-    _recorded("num_parameters", "", _COUNT, _EXACT, None, "parameters of the whole model"),
     _hash(PARAMETERS, "hash of the weights after the last step"),
-    _hash(
-        BUFFERS,
-        "hash of the persistent buffers of an unedited script's model, such as the statistics of BatchNorm",
+    replace(
+        _hash(
+            BUFFERS,
+            "hash of the persistent buffers of an unedited script's model, such as the statistics of BatchNorm",
+        ),
         is_new=True,
     ),
     _curve(
@@ -511,7 +452,12 @@ _ROWS = (
         lambda series: series.grad_norm,
         "what `clip_grad_norm_` returned in each step and rank of an unedited script, compared as `loss`",
     ),
-    Metric("final_loss", "", _NUMERIC, _LOWER, None, lambda facts: facts.final_loss, "loss of the last measured step"),
+    Metric(
+        "final_loss",
+        "loss of the last measured step",
+        reader=lambda facts: facts.final_loss,
+        kind=MetricKind.NUMERIC,
+    ),
 )
 METRICS = {row.name: row for row in _ROWS}
 # What the marker ``numerics`` asks for.
@@ -538,9 +484,7 @@ def metric_of(name: str, direction: Direction | None = None) -> Metric:
 @cache
 def _own_metric(name: str, direction: Direction) -> Metric:
     kind = MetricKind.TIMING if name.endswith(_TIME_UNITS) else MetricKind.OWN
-    return Metric(
-        name, "", kind, direction, None, lambda facts: facts.metrics.get(name), "recorded by the workload or script"
-    )
+    return Metric(name, "recorded by the workload or script", kind=kind, direction=direction)
 
 
 def own_metrics(facts: LaunchFacts) -> list[str]:
@@ -548,7 +492,7 @@ def own_metrics(facts: LaunchFacts) -> list[str]:
     return [name for name in facts.metrics if name not in METRICS and name.removesuffix(AS_RUN) not in METRICS]
 
 
-def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
+def middle(metric: Metric, launches: Launches) -> Value:
     """Return :func:`middle_of` the launches' values, or the first value if some launch has no number, if any."""
     values = [metric.measure(launch) for launch in launches]
     numbers = [value for value in values if isinstance(value, float | int)]
@@ -567,7 +511,7 @@ def middle_of(values: Sequence[float], *, is_relative: bool) -> float:
     return math.sqrt(low * high) if is_relative and 0 < low < high else float(low + (high - low) / 2)
 
 
-def measured_values(launches: Sequence[LaunchFacts]) -> dict[str, float | str]:
+def measured_values(launches: Launches) -> dict[str, float | str]:
     """Return metric -> :func:`middle` of the launches, for each metric that has a value for this number of steps."""
     values = {name: middle(row, launches) for name, row in METRICS.items()}
     return {name: value for name, value in values.items() if value is not None}

@@ -2,12 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from statistics import median
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import ByDevice
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Scale, StoredRule
@@ -58,9 +58,7 @@ def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision
     return [list(transformed_by_block(metric, launches, center_launches).values()) for launches in baseline.revisions]
 
 
-def transformed_by_block(
-    metric: Metric, launches: Sequence[LaunchFacts], center_launches: Sequence[LaunchFacts]
-) -> dict[Hashable, list[float]]:
+def transformed_by_block(metric: Metric, launches: Launches, center_launches: Launches) -> dict[Hashable, list[float]]:
     """Return the transformed values of a metric, by the key of the block; absent values are left out."""
     groups: dict[Hashable, list[float]] = defaultdict(list)
     keys = metric_blocks(metric, launches)
@@ -71,7 +69,7 @@ def transformed_by_block(
 
 
 def transformed_values(
-    metric: Metric, launches: Iterable[LaunchFacts], center_launches: Sequence[LaunchFacts]
+    metric: Metric, launches: Iterable[LaunchFacts], center_launches: Launches
 ) -> list[float | None]:
     """Return each launch's value on the metric's scale, or None for a value that is absent or can't be transformed.
 
@@ -81,12 +79,12 @@ def transformed_values(
     return [metric.scale.transform(metric.measure(launch), step_ms) for launch in launches]
 
 
-def median_step_ms(launches: Sequence[LaunchFacts]) -> float:
+def median_step_ms(launches: Launches) -> float:
     """Return the median p50 of launches in ms; that of the center launches is what exposed times are divided by."""
     return median(launch.step_time_ms["p50"] for launch in launches)
 
 
-def blocks(launches: Sequence[LaunchFacts]) -> list[Hashable]:
+def blocks(launches: Launches) -> list[Hashable]:
     """Return a key for each launch that is equal for launches of one session block.
 
     A block is one machine since one boot, without a pause longer than :data:`BLOCK_GAP_S`.
@@ -103,7 +101,7 @@ def blocks(launches: Sequence[LaunchFacts]) -> list[Hashable]:
     return [keys[number] for number in range(len(launches))]
 
 
-def metric_blocks(metric: Metric, launches: Sequence[LaunchFacts]) -> list[Hashable]:
+def metric_blocks(metric: Metric, launches: Launches) -> list[Hashable]:
     """Return a key for each launch that is equal for launches whose values of ``metric`` share a block's noise.
 
     Session blocks do not change a loss, so its launches are all of one block.
@@ -111,7 +109,7 @@ def metric_blocks(metric: Metric, launches: Sequence[LaunchFacts]) -> list[Hasha
     return [_EVERY_BLOCK] * len(launches) if metric.kind is MetricKind.NUMERIC else blocks(launches)
 
 
-def next_block(metric: Metric, center_launches: Sequence[LaunchFacts]) -> Hashable:
+def next_block(metric: Metric, center_launches: Launches) -> Hashable:
     """Return the key of the block in which further launches are expected to be compared with ``center_launches``.
 
     Times of CPU ranks are compared within one block only.

@@ -1,13 +1,13 @@
 """A metric that is compared: its verdicts without statistics."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
 from pytest_aorta.common.text import brief, counted
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_applicable, not_profiled, profiled
 from pytest_aorta.verdict.environment import changes, lost_reproducibility, other_device
@@ -15,6 +15,7 @@ from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Origin, 
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL, Decision, Outcome
 from pytest_aorta.verdict.verdicts import (
+    DIFFERS,
     Decided,
     Missing,
     MissingPart,
@@ -44,8 +45,8 @@ class Row:
     metric: Metric
     tolerance: Tolerance
     reference: VerdictReference
-    launches: Sequence[LaunchFacts]
-    others: Sequence[LaunchFacts]
+    launches: Launches
+    others: Launches
     count: int
     most: int
     late: str = ""
@@ -87,20 +88,20 @@ class Row:
         found = self.decided(decision.outcome, self.value, center, detail, change(worse * decision.effect))
         return found.replace(low=low, high=high, launches=decision.launches)
 
-    def under_profiler(self, launches: Sequence[LaunchFacts]) -> Verdict | None:
+    def under_profiler(self, launches: Launches) -> Verdict | None:
         """Return the verdict for a time if a profiler slowed the ranks of one of the launches, or None."""
         found = next((launch.profiler for launch in launches if launch.profiler), None)
         if found is None or self.metric.kind is not MetricKind.TIMING:
             return None
         return self.not_applicable(Reason.PROFILER, f"ranks ran under {found}, which slows them", self.value)
 
-    def late_hosts(self, launches: Sequence[LaunchFacts]) -> str:
+    def late_hosts(self, launches: Launches) -> str:
         """Return text on the launches that have no value because their host was late; empty without any."""
         late = [detail for launch in launches if (detail := not_profiled(self.metric, launch))]
         number = f"{len(late)} of {counted(len(launches), 'launch')}" if len(launches) > 1 else "the launch"
         return f"no value of {number}: {late[-1]}" if late else ""
 
-    def unprofiled(self, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Verdict | None:
+    def unprofiled(self, launches: Launches, others: Launches) -> Verdict | None:
         """Return the verdict for a metric that profiled steps of ``launches`` did not give, or None.
 
         The metric does not apply if no launch of ``others`` has it. If one has it, a new wait for the device and a
@@ -133,10 +134,10 @@ class Row:
         if lost:
             remedy = "" if reference.is_ab else f"; if this is intended, record the baseline again with {RESET}"
             return self.lost(lost + remedy, value, known[-1])
-        # Equal bits need no equal environment, but nothing asks for the others.
+        # Who names an exact metric in an A/B of two environments asks whether it is the same there.
         is_asked = reference.is_ab and self.tolerance.is_exact and self.tolerance.origin is not Origin.DEFAULT
-        is_equal = is_asked and {*map(metric.measure, (*launches, *others))} == {known[-1]}
-        if not is_equal and (found := not_applicable(metric, self.tolerance, launches[0], last, str(reference))):
+        found = not_applicable(metric, self.tolerance, launches[0], last, str(reference))
+        if found and not (is_asked and found[0] in DIFFERS):
             baseline = None if metric.direction is Direction.EXACT else middle(metric, others)
             return self.not_applicable(*found, value, baseline)
         if None in known:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.trace.kineto_places import alike_layers
 from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.result.trace.schedule import Issued, Schedule
@@ -53,7 +53,7 @@ def _by_rank(facts: LaunchFacts) -> dict[int, Schedule]:
     return {rank: group.schedule for group in facts.schedules for rank in group.ranks}
 
 
-def is_unchanged(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> bool:
+def is_unchanged(launches: Launches, others: Launches) -> bool:
     """Return whether all launches have schedules, and the same ones; what explains them is not looked at."""
     first, *further = (
         {rank: schedule.values for rank, schedule in _by_rank(facts).items()} for facts in (*launches, *others)
@@ -61,7 +61,7 @@ def is_unchanged(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts])
     return bool(first) and all(other == first for other in further)
 
 
-def cause_of_schedule(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+def cause_of_schedule(launches: Launches, others: Launches) -> str:
     """Return which collectives of the first rank that differs lost what could hide them; empty if no rank differs."""
     return _sentence(*_cause(launches, others))
 
@@ -70,9 +70,7 @@ def _sentence(counts: str, lost: Sequence[str]) -> str:
     return f"{counts}: {'; '.join(lost)}" if lost else counts
 
 
-def _cause(
-    launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], rank: int | None = None
-) -> tuple[str, list[str]]:
+def _cause(launches: Launches, others: Launches, rank: int | None = None) -> tuple[str, list[str]]:
     """Return the counts of exposed collectives of a rank, or of the first that differs, and what each kind lost.
 
     Of a baseline, the first launch alone says how each collective was issued.

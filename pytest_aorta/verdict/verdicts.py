@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
 from pytest_aorta.common.model import Model
-from pytest_aorta.verdict.metrics import Origin, Tolerance, Value, format_value, metric_of
+from pytest_aorta.verdict.metrics import Metric, Origin, Tolerance, Value, format_value, metric_of
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 
@@ -173,6 +173,11 @@ class Verdict(Model, frozen=True):
     launches: int = 1
 
     @property
+    def definition(self) -> Metric:
+        """Return the row of the metric in the table of metrics, or one for a metric that ranks record."""
+        return metric_of(self.metric, self.tolerance.direction)
+
+    @property
     def outcome(self) -> Outcome:
         """Return the outcome; that of an open comparison is inconclusive."""
         return self.state.outcome
@@ -199,7 +204,7 @@ class Verdict(Model, frozen=True):
     @property
     def is_within_limit(self) -> bool:
         """Return True for a cost of a step that changed, and by no more than its tolerance."""
-        return self.outcome is Outcome.PASS and bool(self.delta) and metric_of(self.metric).cost is not None
+        return self.outcome is Outcome.PASS and bool(self.delta) and self.definition.cost is not None
 
     @property
     def is_lost(self) -> bool:
@@ -249,7 +254,7 @@ class Verdict(Model, frozen=True):
 
     def values(self) -> tuple[str, str]:
         """Return the value of the other side and that of the launches under test, as text with the unit."""
-        unit, is_exact = metric_of(self.metric).unit, self.tolerance.is_exact
+        unit, is_exact = self.definition.unit, self.tolerance.is_exact
         return format_value(self.baseline, unit, exact=is_exact), format_value(self.value, unit, exact=is_exact)
 
     @property
@@ -264,7 +269,7 @@ class Verdict(Model, frozen=True):
         """Return the change as text, with its interval if the interval is known."""
         if self.delta is None:
             return "-"
-        scale = metric_of(self.metric).scale
+        scale = self.definition.scale
         text = format_change(self.delta, scale)
         if self.low is None or self.high is None:
             return text
@@ -276,7 +281,7 @@ class Verdict(Model, frozen=True):
         start = f"{self.label.capitalize()}: {self.metric}"
         if not self.is_compared:
             return f"{start}, {self.reason}" if self.reason else start
-        change = "" if self.delta is None else f" {format_change(self.delta, metric_of(self.metric).scale)}"
+        change = "" if self.delta is None else f" {format_change(self.delta, self.definition.scale)}"
         # The parts of a cost that differ may add up to the same number.
         if self.outcome is Outcome.REGRESSION and not self.delta and self.delta is not None:
             change = f": {self.detail}"
@@ -354,8 +359,7 @@ class Verdicts(Model, frozen=True):
         has_failed = any(row.outcome is Outcome.REGRESSION or row.is_lost for row in self.rows)
 
         def is_beyond(row: Verdict) -> bool:
-            worse = metric_of(row.metric, row.tolerance.direction).worse
-            return row.delta is not None and worse * row.delta > (row.tolerance.value or 0.0)
+            return row.delta is not None and row.definition.worse * row.delta > (row.tolerance.value or 0.0)
 
         return any(isinstance(row.state, Open) and (not has_failed or is_beyond(row)) for row in self.rows)
 

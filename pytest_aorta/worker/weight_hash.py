@@ -188,7 +188,6 @@ class LocalHashes:
         return LocalWeights(
             names=[signature.name for signature in common],
             shapes=[list(signature.shape) for signature in common],
-            layouts=[signature.layout for signature in common],
             tensors={str(step): row for step, row in rows.items() if step in kept},
             hashes={str(step): _digest(row).hex() for step, row in rows.items()},
             problem=self._problem,

@@ -87,7 +87,7 @@ BLOCKED = (
 )
 
 
-def test_step_that_synchronizes_is_caught_and_not_applicable_once_recorded(inner, pytester):
+def test_step_that_synchronizes_is_caught_and_refused_when_recorded(inner, pytester):
     pytester.makepyfile(train=SCRIPT)
     inner(INNER, "--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
     (pytester.path / "synchronizes").touch()
@@ -95,9 +95,12 @@ def test_step_that_synchronizes_is_caught_and_not_applicable_once_recorded(inner
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines_random([BLOCKED])
     record = ("--update-baselines", "--aorta-record=replace", "--aorta-launches=3")
-    inner(INNER, *record).assert_outcomes(passed=1)
-    result = inner(INNER)
-    result.assert_outcomes(passed=1)
+    result = inner(INNER, *record)
+    result.assert_outcomes(failed=1)
+    # The tolerance of a metric that such steps do not have is settled where it is recorded, with the line to change.
     result.stdout.fnmatch_lines(
-        ["  not applicable *overlap_ratio *: a step waits for the device in cudaStreamSynchronize*"]
+        [
+            "E *Not applicable: overlap_ratio, a step waits for the device in cudaStreamSynchronize*",
+            "E *next *@pytest.mark.tolerance(*",
+        ]
     )

@@ -66,5 +66,5 @@ def test_rank_of_a_command_that_hangs_is_named_and_ended(distributed_world):
 
 
 def test_command_without_a_program_is_refused_before_the_launch(distributed_world):
-    with pytest.raises(SpecError, match=r"command \['akselerate'\]: \['akselerate'\] is not beside"):
+    with pytest.raises(SpecError, match=r"command \['akselerate'\]: 'akselerate' is not beside"):
         distributed_world.run_command(["akselerate"])

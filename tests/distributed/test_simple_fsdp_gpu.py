@@ -87,13 +87,11 @@ def test_float8_on_one_gpu_has_every_bit_of_fsdp2(workload: WorkloadRunner, reci
 
 @pytest.mark.world(size=2, device="cuda", warm=True)
 def test_fault_is_located_to_parameter_module_and_rank(workload: WorkloadRunner):
-    """Locate the fault with the kernel of the weight hash, backward's own thread and compiled graphs on CUDA."""
+    """Locate the fault with the kernel of the weight hash and compiled graphs on CUDA."""
     reference = {"workload": "llama_fsdp2"} | TRAINING
     candidate = {"workload": "llama_simple_fsdp", "fault": {"kind": "drop_gradient", "step": 2, "rank": 1}} | TRAINING
     with pytest.raises(ComparisonFailed) as regression:
         workload.compare(candidate, reference, steps=3, locate=True)
     assert set(regression.value.metrics) == {"loss", "grad_norm", "weight_hash"}
-    assert "step 2, forward: all " in str(regression.value)
-    assert "step 2, backward: " in str(regression.value)
-    assert "differ on rank 1, first the gradient of the output of the model" in str(regression.value)
-    assert "step 2, weights: " in str(regression.value)
+    for part in ("first difference: step 2, ", "step 2, gradients: ", "step 2, weights: ", "step 2, operators: "):
+        assert part in str(regression.value)

@@ -120,6 +120,7 @@ def test_1024_ranks_of_each_layout_have_its_groups(workload, name, layout):
 
 # Its model is gone when the script ends, as where all of it is in a function.
 SPLIT = """
+import os
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -130,7 +131,7 @@ def main():
     data = list(torch.randn(96, 4))
     model = fully_shard(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in DataLoader(data, batch_size=2, sampler=DistributedSampler(data)):
+    for batch in DataLoader(data, batch_size=int(os.environ.get("NCCL_BATCH", 2)), sampler=DistributedSampler(data)):
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -148,3 +149,16 @@ def test_scale_prints_what_has_finished_when_more_ranks_have_too_few_steps(tmp_p
     assert "2 -> 8 ranks: 24 steps -> 6: the data are split" in printed
     assert "padding of parameters with fewer rows than ranks: weight, bias" in printed
     assert "train.py on 16 simulated ranks" in error
+
+
+def test_scale_prints_a_table_of_each_side(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text(SPLIT)
+    monkeypatch.chdir(tmp_path)
+    assert main(["scale", "--sizes", "2,4", "--ab", "env:NCCL_BATCH=4", "train.py"]) == 0
+    here, there = capsys.readouterr().out.split("at env:NCCL_BATCH=4: NCCL_BATCH 4 -> unset\n")
+    rows = [[line.split() for line in table.splitlines()[:3]] for table in (here, there)]
+    assert [[row[0] for row in table] for table in rows] == [["ranks", "2", "4"]] * 2
+    flops = [[int(row[5].replace(",", "")) for row in table[1:]] for table in rows]
+    assert flops[1] == [2 * count for count in flops[0]]
+    assert main(["scale", "--ab", "python:/absent", "train.py"]) == 2
+    assert "--aorta-ab=python:/absent: there is no program /absent" in capsys.readouterr().err

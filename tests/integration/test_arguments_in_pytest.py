@@ -21,11 +21,11 @@ AFTER_A_LAUNCH = [
         "workload.run_script('train.py', fresh=['../x'])",
         "script 'train.py': fresh: got '../x', allowed are paths below",
     ),
-    ("workload.run_command(['acelerate'])", "command ['acelerate']: ['acelerate'] is not beside "),
-    ("workload.run_command([])", "command []: [] is not beside "),
+    ("workload.run_command(['acelerate'])", "command ['acelerate']: 'acelerate' is not beside "),
+    ("workload.run_command([])", "command []: '' is not beside "),
     ("workload.run_command('python train.py')", "allowed is a list with one text per argument, such as ['python', "),
     ("distributed_world.again(3)", "again: got 3, allowed is a result that "),
-    ("distributed_world.again(result, reference='main')", "again: reference is 'main', allowed is True or False"),
+    ("distributed_world.again(result, reference=1)", "again: reference is 1, allowed is True, False or the words of "),
     ("distributed_world.again(result, reference=True)", "no A/B reference to launch; name one with --aorta-ab=SIDE"),
 ]
 # Python's own words.

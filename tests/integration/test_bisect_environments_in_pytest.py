@@ -1,6 +1,7 @@
 """``aorta bisect`` over packages and variables; packages are real, and launches are faked."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -12,14 +13,16 @@ import typing_extensions
 
 from pytest_aorta.cli.main import main
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.environments import Environment
 from pytest_aorta.plan.reference import References
-from pytest_aorta.plan.side import parse_side
-from pytest_aorta.session.axes import Over, make_axis
+from pytest_aorta.plan.side import SideSpec, parse_span
+from pytest_aorta.session.axes import make_axis
 from tests.integration.conftest import FAKE_LAUNCHER
 from tests.integration.test_bisect_in_pytest import EXACT, NODE
 from tests.unit.builders import git
 from tests.unit.wheels import make_wheel
 
+ROOT = Path(__file__).parents[2]
 # The weights are others if all of "carries" are new, and the launch fails if one of "breaks" is new and the other old.
 BY_PACKAGES = """
 EARLY = "typing_extensions"
@@ -70,7 +73,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         [packages] = prefix.glob("lib/python*/site-packages")
         (packages / "base.pth").write_text(str(folder / "needed"))
         for name in [*NAMES, "typing_extensions", *(["came"] if version == "2.0" else ["gone"])]:
-            needs = [f"p08>={version}"] if name == "p07" else []
+            needs = {"p07": [f"p08>={version}"], "p10": [f"p11>={version}; extra == 'dev'"]}.get(name, [])
             text = Path(typing_extensions.__file__).read_text(encoding="utf-8") if name == "typing_extensions" else ""
             with zipfile.ZipFile(make_wheel(folder, name, version, text, needs)) as wheel:
                 wheel.extractall(packages)
@@ -104,7 +107,9 @@ def test_smallest_set_of_packages_that_carries_the_change_is_found(search, ends,
     code, changes, output = search(rules, *ends, "--over=packages")
     assert (code, changes) == (1, [f"{name} {'absent' if name == 'came' else '1.0'} -> 2.0" for name in found]), output
     assert "15 packages differ: came absent -> 2.0, gone 1.0 -> absent, p00 1.0 -> 2.0, " in output
-    assert "p07 1.0 -> 2.0: only with p08 1.0 -> 2.0, by its requirements" in output
+    assert (
+        output.count("only with") == output.count("p07 1.0 -> 2.0: only with p08 1.0 -> 2.0, by its requirements") == 1
+    )
     message = f"{len(found)} packages together" if len(found) > 1 else changes[0]
     assert f"found: {message}" in output
     assert ("skipped p0" in output) is ("breaks" in rules)
@@ -121,10 +126,14 @@ def test_variables_that_carry_the_change_are_found(search):
 
 def test_sides_that_differ_otherwise_or_not_at_all_are_refused(search, ends, capfd):
     for words, message in (
-        ((*ends,), "differ in commits alone"),
-        ((f"{ends[0]} env:NCCL_ALGO=Ring", ends[1], "--over=packages"), "differ in packages alone"),
-        ((ends[0], "python:/absent", "--over=packages"), "BAD: there is no program /absent"),
-        ((ends[0], "with:", "--over=packages"), "BAD: got 'with:', allowed is words of a side"),
+        ((*ends,), "which differ in commits alone"),
+        ((ends[0],), "which differ in commits alone"),
+        ((*ends, "--over=toy@1.0..2.0"), "at most one side beside --over"),
+        ((ends[0], "--over=toy@1.0"), "--over: got 'toy@1.0', allowed is commits, packages or variables, "),
+        ((ends[0], "--over=toy"), "--over: got 'toy', allowed is commits, packages or variables, "),
+        ((f"{ends[0]} env:NCCL_ALGO=Ring", ends[1], "--over=packages"), "which differ in packages alone"),
+        ((ends[0], "python:/absent", "--over=packages"), "SIDE python:/absent: there is no program /absent"),
+        ((ends[0], "with:", "--over=packages"), "SIDE: got 'with:', allowed is words of a side"),
         ((ends[0], ends[0], "--over=packages"), "GOOD and BAD have the same packages"),
     ):
         try:
@@ -143,21 +152,89 @@ def test_release_that_brought_the_change_in_is_found(search, ends, monkeypatch, 
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
-    sides = [f"{ends[0]} with:toy=={version}" for version in ("1.0", "10.0")]
-    code, changes, output = search({"since": ["9.0", "10.0"]}, *sides, "--over=toy")
+    code, changes, output = search({"since": ["9.0", "10.0"]}, ends[0], "--over=Toy@1.0..10.0")
     assert (code, changes) == (1, ["toy==9.0"]), output
     assert "A/B with toy==2.0" in output
 
 
-def test_commits_of_a_package_are_those_between_two_tags(tmp_path):
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A repository with four tags; an installed package names it."""
     git(tmp_path, "init", "-q", "toy")
     for number in range(4):
         git(tmp_path / "toy", "commit", "--allow-empty", "-qm", f"change {number}")
         git(tmp_path / "toy", "tag", f"v{number}")
-    sides = [parse_side(f"with:toy@git+file://{tmp_path}/toy@{tag}") for tag in ("v1", "v3")]
+    info = tmp_path / "toy-1.0.dist-info"
+    info.mkdir()
+    text = f"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\nProject-URL: Source Code, file://{tmp_path}/toy\n"
+    (info / "METADATA").write_text(text, encoding="utf-8")
     references = References(None, tmp_path, print)
-    axis = make_axis(Over.RELEASES, (sides[0], sides[1]), references, "toy")
-    commits = [git(tmp_path / "toy", "rev-parse", tag) for tag in ("v2", "v3")]
-    assert [*axis.changes] == [f"toy @ git+file://{tmp_path}/toy@{commit}" for commit in commits]
-    with pytest.raises(SpecError, match="is not before"):
-        make_axis(Over.RELEASES, (sides[1], sides[0]), references, "toy")
+    monkeypatch.setitem(vars(references), "own", Environment("", tmp_path, "3.11", (tmp_path,), tmp_path, {}))
+    return tmp_path / "toy", references
+
+
+@pytest.mark.parametrize("repository", ["", "git+file://{}@"])
+def test_commits_of_a_package_are_those_between_two_tags(toy, repository):
+    folder, references = toy
+    commits = [git(folder, "rev-parse", tag) for tag in ("v2", "v3")]
+    for ends, changes in (("v1..v3", commits), (f"v1..{commits[0][:10]}", commits[:1])):
+        span = parse_span(f"toy@{repository.format(folder)}{ends}")
+        assert span
+        axis = make_axis(span, (SideSpec(""), SideSpec("")), references)
+        assert [*axis.changes] == [f"toy @ git+file://{folder}@{commit}" for commit in changes]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("toy@v3..v1", "--over=toy@v3..v1: .* is not before"),
+        ("toy@v1..v9", "--over=toy@v1..v9: 'v9' is not a commit"),
+        ("other@v1..v3", r"--over=other@v1..v3: other is not installed, or names no .* write other@git\+URL@GOOD..BAD"),
+    ],
+)
+def test_ends_that_a_package_does_not_have_are_refused(toy, text, message):
+    span = parse_span(text)
+    assert span
+    with pytest.raises(SpecError, match=message):
+        make_axis(span, (SideSpec(""), SideSpec("")), toy[1])
+
+
+BY_NIGHT = """
+from importlib.metadata import distributions
+planted_by_fault = planted
+
+
+def planted(plan, rootpath):
+    at = plan.reference
+    folders = [*at.early, *at.late, *at.prefix.glob("lib/python*/site-packages")] if at else sys.path
+    torch = next(iter(distributions(name="torch", path=[*map(str, folders)])))
+    return planted_by_fault(plan, rootpath) | {"weight_hash": "ab"[torch.version.endswith("28")] * 16}
+"""
+
+
+@pytest.mark.extended
+def test_recipe_for_every_night_names_the_nightly_of_torch(versioned, tmp_path, monkeypatch):
+    text = (ROOT / "docs/ab.md").read_text(encoding="utf-8")
+    recipe = text.partition("\nEvery night, ")[2].partition("```sh\n")[2].partition("```")[0].replace("NODE_ID", NODE)
+    versioned.pytester.makeconftest("import sys\n" + FAKE_LAUNCHER + BY_NIGHT)
+    versioned.write("test_toy.py", EXACT)
+    versioned.write("requirements.txt", "needed\nbeside\n")
+    (tmp_path / "needed").symlink_to(Path(msgspec.__file__).parents[1])
+    script = {"{info}/entry_points.txt": "[console_scripts]\naorta = pytest_aorta.cli.main:main\n"}
+    make_wheel(tmp_path / "wheels", "needed", "1.0", path=f"{tmp_path}/needed\n{ROOT}", more=script)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # a constraint of this machine may refuse the nightly
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for night in (27, 28):
+        make_wheel(tmp_path / "wheels", "torch", f"2.15.0.dev202611{night}", more={"torch.py": None})
+        make_wheel(tmp_path / "wheels", "beside", f"{night}.0")
+        result = versioned.pytester.run("sh", "-c", recipe)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *Regression: weight_hash *",
+            "E  *differs *torch 2.15.0.dev20261127 -> 2.15.0.dev20261128, beside 27.0 -> 28.0",
+            "E  *find *aorta bisect python:old/bin/python python:*/new/bin/python --over=packages -- *",
+            "E  *found: torch 2.15.0.dev20261127 -> 2.15.0.dev20261128",
+        ]
+    )

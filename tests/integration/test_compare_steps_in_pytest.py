@@ -118,6 +118,51 @@ def test_results_of_the_reference_version_come_from_it_again(versioned):
     assert planned.count("HEAD") == len(planned) // 2
 
 
+RING = "HEAD env:NCCL_ALGO=Ring"
+
+
+@pytest.mark.parametrize(
+    ("compared", "planned"),
+    [
+        (f"{{'workload': 'toy'}}, '{RING}', steps=4", ["", RING]),
+        (f"workload.run('toy'), '{RING}', metrics=['final_loss']", ["", RING]),
+        (f"again(workload.run('toy'), reference='HEAD'), '{RING}', metrics=['final_loss']", ["", "HEAD", RING]),
+    ],
+)
+def test_a_text_is_a_side_at_which_the_candidate_is_launched_too(versioned, compared, planned):
+    versioned.one_test(f"again = distributed_world.again; workload.compare({compared})")
+    versioned.plant(weight_hashes=HASHES, losses=LOSSES)
+    versioned.run("--aorta-results=kept", passed=1)
+    assert versioned.planned() == planned
+
+
+def test_difference_from_a_side_says_how_the_sides_differ(versioned, monkeypatch):
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    versioned.one_test("workload.compare(workload.run('toy'), 'env:NCCL_ALGO=Ring', metrics=['num_parameters'])")
+    versioned.plant(metrics={"num_parameters": 3.0}, reference={"metrics": {"num_parameters": 2.0}})
+    versioned.run(failed=1).stdout.fnmatch_lines(
+        [
+            "E  *num_parameters *",
+            "E  *baseline *env:NCCL_ALGO=Ring, launched in turn with this code",
+            "E  *differs *NCCL_ALGO Ring -> unset",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        ("nowhere", "reference=nowhere: 'nowhere' is not a commit of this clone; *fetch*"),
+        ("python:", "reference=python:: got 'python:', allowed is words of a side*"),
+        ("env:LD_PRELOAD=x", "reference=env:LD_PRELOAD=x: env: *allowed is *"),
+        ("", "again: reference is '', allowed is True, False or the words of a side"),
+    ],
+)
+def test_text_that_is_no_side_is_refused(versioned, side, message):
+    versioned.one_test(f"workload.compare(workload.run('toy'), {side!r})")
+    versioned.run(failed=1).stdout.fnmatch_lines([f"E  *SpecError: {message}"])
+
+
 def test_script_takes_no_config_keys(project):
     project.write("train.py", "")
     project.one_test("distributed_world.again(workload.run_script('train.py'), steps=3)")

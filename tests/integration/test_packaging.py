@@ -1,6 +1,7 @@
 """Packages built from a copy of the tree: exactly the package's files, with a version from git's tags."""
 
 import email
+import re
 import shutil
 import tarfile
 import zipfile
@@ -10,6 +11,8 @@ import pytest
 
 from tests.fresh import AROUND, ROOT, SOURCES, build, copy_tree
 from tests.unit.builders import git, run_python
+
+REPOSITORY = "https://hub.test/octo/pytest-aorta"
 
 
 def package_files() -> dict[str, str]:
@@ -44,7 +47,9 @@ def cloned(tree, tmp_path_factory):
 def built(cloned, tmp_path_factory):
     """Build an sdist, and a wheel from that sdist."""
     out = tmp_path_factory.mktemp("dist")
-    build(cloned, out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPOSITORY_URL", REPOSITORY)
+        build(cloned, out)
     return out
 
 
@@ -62,12 +67,26 @@ def test_wheel_contains_only_the_packages(built):
     assert {"pytest_aorta/py.typed", "pytest_aorta/common/schemas/baseline.schema.json"} <= files
 
 
-def test_version_of_a_clone_without_tags_is_a_development_version(built):
+@pytest.fixture
+def metadata(built):
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        version = email.message_from_bytes(archive.read(name))["Version"]
-    assert ".dev" in version
-    assert version != "0.0.0"
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_version_of_a_clone_without_tags_is_a_development_version(metadata):
+    assert ".dev" in metadata["Version"]
+    assert metadata["Version"] != "0.0.0"
+
+
+def test_readme_and_addresses_work_in_an_index(metadata):
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", metadata.get_payload())
+    paths = [link.removeprefix(f"{REPOSITORY}/{'raw' if picture else 'blob'}/HEAD/") for picture, link in links]
+    addresses = dict(entry.split(", ") for entry in metadata.get_all("Project-URL"))
+    assert addresses.pop("Repository") == REPOSITORY
+    paths += [address.removeprefix(f"{REPOSITORY}/blob/HEAD/") for address in addresses.values()]
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    assert (len(links) > 15, metadata["Description-Content-Type"]) == (True, "text/markdown")
 
 
 def test_version_comes_from_the_tag(cloned):

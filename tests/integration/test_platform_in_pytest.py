@@ -44,7 +44,7 @@ def test_gpus_without_a_driver_to_ask_pass_and_the_result_says_why(nvml, learned
     nvml.error = nvml.NVMLError("Driver Not Loaded")
     learned.run("--aorta-results=kept").assert_outcomes(passed=1)
     kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
-    assert kept == {"source": "NVML", "problem": "NVML: Driver Not Loaded", "devices": [], "about": {}}
+    assert "Driver Not Loaded" in kept["problem"]
 
 
 def test_profiled_launch_keeps_its_traces_and_makes_no_baseline(nvml, learned):

@@ -178,13 +178,18 @@ def test_slower_machine_is_told_by_its_speed_check(learned, monkeypatch, is_own,
     assert ("moved" in text_of(result)) is is_own
 
 
-def test_equal_bits_in_an_ab_of_another_torch_are_a_pass_of_a_test_of_numbers(versioned):
-    versioned.one_test("workload.check(workload.run('toy'))", "@pytest.mark.numerics")
+@pytest.mark.parametrize("asks", ["numerics", "tolerance(weight_hash='exact')"])
+def test_bits_that_a_marker_names_are_compared_in_an_ab_of_another_torch(versioned, asks):
+    versioned.one_test("workload.check(workload.run('toy'))", f"@pytest.mark.{asks}")
     versioned.run("--update-baselines", passed=1)
     versioned.plant(candidate={"torch": "2.12.0"})
     versioned.run("--aorta-ab=HEAD", shows="aorta: 1 test OK, *", passed=1)
     versioned.plant(candidate={"torch": "2.12.0", "weight_hash": "f" * 16})
-    versioned.run("--aorta-ab=HEAD", shows="E  *Not applicable: weight_hash, A/B with HEAD, *", failed=1)
+    shows = [
+        "E  *Regression: weight_hash (000000000000 -> ffffffffffff, *",
+        "E  *moved *environment: torch 2.11.0 -> 2.12.0",
+    ]
+    versioned.run("--aorta-ab=HEAD", shows=shows, failed=1)
 
 
 GONE = {
@@ -543,3 +548,13 @@ def test_without_anything_to_compare_no_baseline_is_advised(project):
     project.write("test_toy.py", UNMARKED.format(""))
     result = project.run(shows="E  *Nothing compared: no metric *tolerance(step_time_p50=*", failed=1)
     assert "--update-baselines" not in text_of(result)
+
+
+def test_side_with_other_variables_is_launched_also_if_the_baseline_decides(project):
+    project.one_test("workload.check(workload.run('toy'))")
+    project.plant(costs=COPIES)
+    project.run("--update-baselines", passed=1)
+    project.plant(costs=COSTS, candidate={"costs": COPIES})
+    project.run(shows="aorta: 1 test OK, *", passed=1)
+    shows = ["E  *the host reads a value 0 -> 1 times a step *", "E  *baseline  env:NCCL_ALGO=Ring, launched in turn *"]
+    project.run("--aorta-ab=env:NCCL_ALGO=Ring", shows=shows, failed=1)

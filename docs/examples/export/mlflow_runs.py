@@ -1,4 +1,4 @@
-"""Each comparison as a run of MLflow: `pytest -p mlflow_runs`; MLFLOW_TRACKING_URI names the server or the folder."""
+"""Each comparison as a run of MLflow: `python -m pytest -p mlflow_runs`; MLFLOW_TRACKING_URI names the server."""
 
 import mlflow
 

@@ -55,5 +55,7 @@ if __name__ == "__main__":
         Path(sys.argv[2]).write_bytes(Handler.content)
     else:
         with http.server.HTTPServer(("127.0.0.1", PORT), Handler) as server:
-            webbrowser.open(f"{VIEWER}/#!/?url=http://127.0.0.1:{PORT}/trace.json.gz")
+            address = f"{VIEWER}/#!/?url=http://127.0.0.1:{PORT}/trace.json.gz"
+            print(f"open {address}", flush=True)
+            webbrowser.open(address)
             server.handle_request()

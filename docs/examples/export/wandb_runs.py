@@ -1,4 +1,4 @@
-"""Each comparison as a run of Weights & Biases: `pytest -p wandb_runs`; if WANDB_MODE is offline, a folder."""
+"""Each comparison as a run of Weights & Biases: `python -m pytest -p wandb_runs`; WANDB_MODE=offline makes a folder."""
 
 import wandb
 

@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.files import without_collection
@@ -31,7 +31,7 @@ from pytest_aorta.result.trace.kineto import (
 )
 from pytest_aorta.result.trace.kineto_graph import Request, graph_of_step
 from pytest_aorta.result.trace.kineto_places import Moment, Place, Places, merged
-from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost, Costs
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost, Costs, joined_collectives
 
 # The operator through which each collective of a process group passes, whichever backend serves it.
 _COLLECTIVES = "c10d::"
@@ -118,13 +118,13 @@ def costs_of_step(
     calls[Cost.HOST_COPIES] = [call for call in calls[Cost.OPERATORS] if call[0] == "aten::_local_scalar_dense"]
     calls |= _calls_of_device(events, inside) if on_device else {}
     counts: dict[str, Any] = {cost: _sorted(Counter(name for name, _ in found)) for cost, found in calls.items()}
-    calls[Cost.COLLECTIVES] = [(str(row), event) for row, found in collectives for _, event in found]
+    calls[Cost.COLLECTIVES] = [(str(one.cost), one.event) for one in collectives]
     return Costs(
-        collectives=[row for row, _ in collectives],
+        collectives=joined_collectives(one.cost for one in collectives),
         flops=_sorted(flops),
         without_flops=_sorted(without),
         places=_places(places, calls) if moments else {},
-        graph=graph_of_step(inside, operators, _graphed(collectives), numbers, is_view, places),
+        graph=graph_of_step(inside, operators, collectives, numbers, is_view, places),
         **counts,
     )
 
@@ -199,8 +199,8 @@ def _flops(operators: Sequence[Event], numbers: Mapping[int, int]) -> tuple[Coun
 
 def _collectives(
     events: Sequence[Event], operators: Sequence[Event], recorded: Sequence[RecordedCall]
-) -> list[tuple[CollectiveCost, list[tuple[RecordedCall, Event]]]]:
-    """Return the costs of each kind of collective, with the requests."""
+) -> list[Request]:
+    """Return the collectives that the step requests, in order."""
     requests = _requests(operators)
     # A flight recorder of gloo has no entry for a message from one rank to another.
     collective = [event for event in requests if collective_of(event["name"]) is not Collective.SEND_RECV]
@@ -211,50 +211,27 @@ def _collectives(
     known = known if len(recorded) == len(collective) else {}
     records = [event for event in events if event["name"] == "record_param_comms"]
     messages = [one for one in works_of_gloo(events) if one["name"] in ("gloo:send", "gloo:recv")]
-    rows: dict[tuple[str, int | None, str], list[tuple[RecordedCall, Event]]] = defaultdict(list)
+    # Names of groups differ between worlds.
+    groups: dict[str, str] = {}
+    found = []
     for event in requests:
+        kind, is_functional = collective_of(event["name"]), event["name"].startswith(_FUNCTIONAL)
         served: Mapping[str, Any] = next(
             (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
         )
         # Of gloo's messages, the operator has a list of tensors, and the annotation that begins within it their type.
-        sent = next(
-            (
-                _tensors(one["args"])[1]
-                for one in messages
-                if event["tid"] == one["tid"] and is_within(one, span_of(event))
-            ),
-            "",
-        )
-        sent = _tensors(event[_FUNCTION])[1] if _FUNCTION in event else sent
-        request = _request_of(event["args"], served, known.get(id(event), RecordedCall(dtype=sent)))
-        is_gather = event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.ALL_GATHER
-        if (is_gather and not event["name"].endswith("_out")) or event["name"] in _OF_LISTS:
+        typed = (one["args"] for one in messages if event["tid"] == one["tid"] and is_within(one, span_of(event)))
+        sent: Mapping[str, Any] = event.get(_FUNCTION) or next(typed, {})
+        call = _call_of(event["args"], served, known.get(id(event), RecordedCall(dtype=_tensors(sent)[1])))
+        is_gather = is_functional and kind is Collective.ALL_GATHER and not event["name"].endswith("_out")
+        num_bytes = call.num_bytes
+        if is_gather or event["name"] in _OF_LISTS:
             # The event does not have the tensors of all ranks.
-            own, size = request.num_bytes, request.group_size
-            request = replace(request, num_bytes=None if own is None or size is None else own * size)
-        rows[str(collective_of(event["name"])), request.group_size, request.dtype].append((request, event))
-    found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
-    return [(_cost_of(kind, [one for one, _ in calls]), calls) for (kind, *_), calls in found]
-
-
-def _graphed(collectives: Iterable[tuple[CollectiveCost, list[tuple[RecordedCall, Event]]]]) -> list[Request]:
-    """Return collectives as a graph of streams has them: with groups by number, since names differ between worlds."""
-    calls = sorted(
-        ((row.kind, request, event) for row, found in collectives for request, event in found),
-        key=lambda call: begin_of(call[-1]),
-    )
-    groups: dict[str, str] = {}
-    return [
-        Request(
-            kind,
-            groups.setdefault(request.group, f"group {len(groups)}"),
-            request.group_size or 1,
-            request.num_bytes or 0,
-            event,
-            _FUNCTION in event or event["name"].startswith(_FUNCTIONAL),
-        )
-        for kind, request, event in calls
-    ]
+            num_bytes = None if num_bytes is None or call.group_size is None else num_bytes * call.group_size
+        group = groups.setdefault(call.group, f"group {len(groups)}")
+        cost = CollectiveCost(kind, 1, call.group_size, call.dtype, num_bytes)
+        found.append(Request(cost, group, event, is_functional or _FUNCTION in event))
+    return found
 
 
 def _requests(operators: Iterable[Event]) -> list[Event]:
@@ -276,7 +253,7 @@ def _requests(operators: Iterable[Event]) -> list[Event]:
     return found
 
 
-def _request_of(args: Mapping[str, Any], served: Mapping[str, Any], call: RecordedCall) -> RecordedCall:
+def _call_of(args: Mapping[str, Any], served: Mapping[str, Any], call: RecordedCall) -> RecordedCall:
     """Return a call by the arguments of its operator, NCCL's record of it, and a flight recorder's."""
     elements, dtype = _tensors(args)
     dtype = dtype or call.dtype or str(served.get("dtype", ""))
@@ -288,13 +265,6 @@ def _request_of(args: Mapping[str, Any], served: Mapping[str, Any], call: Record
         DTYPES.get(dtype, dtype)[:40],
         None if each is None or elements is None else elements * each,
     )
-
-
-def _cost_of(kind: str, requests: Sequence[RecordedCall]) -> CollectiveCost:
-    sizes = [request.num_bytes for request in requests if request.num_bytes is not None]
-    first, num_bytes = requests[0], sum(sizes) if len(sizes) == len(requests) else None
-    groups = ", ".join(sorted({request.group for request in requests if request.group}))
-    return CollectiveCost(kind, len(requests), first.group_size, first.dtype, num_bytes, groups[:400])
 
 
 def _tensors(args: Mapping[str, Any]) -> tuple[int | None, str]:

@@ -26,6 +26,7 @@ from typing import Any
 from pytest_aorta.result.trace.kineto import (
     Event,
     begin_of,
+    by_thread,
     element_bytes,
     end_of,
     holds,
@@ -35,7 +36,7 @@ from pytest_aorta.result.trace.kineto import (
 )
 from pytest_aorta.result.trace.kineto_places import Places
 from pytest_aorta.result.trace.overlap import Intervals, union
-from pytest_aorta.result.trace.profiled_steps import Collective
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost
 from pytest_aorta.result.trace.step_graph import MAX_NODES, Node, StepGraph, Work
 
 # The first word of a mark's name.
@@ -73,18 +74,14 @@ class Request:
     """A collective that the step requested.
 
     Attributes:
-        kind: Kind of collective.
-        group: Name of the process group.
-        group_size: Number of ranks in the group.
-        num_bytes: Bytes of the larger of input and output.
+        cost: What it costs.
+        group: Its process group, by a name that does not differ between worlds.
         event: The operator.
         is_functional: Whether a functional collective requested it.
     """
 
-    kind: str
+    cost: CollectiveCost
     group: str
-    group_size: int
-    num_bytes: int
     event: Event
     is_functional: bool
 
@@ -94,7 +91,7 @@ class Request:
         args = self.event["args"]
         given = zip(args.get("Input type", ()), args.get("Concrete Inputs", ()), strict=False)
         flags = [value for kind, value in given if kind == "Scalar" and value in ("True", "False")]
-        return self.is_functional or self.kind == Collective.SEND_RECV or flags[-1:] == ["True"]
+        return self.is_functional or self.cost.kind == Collective.SEND_RECV or flags[-1:] == ["True"]
 
 
 def graph_of_step(
@@ -157,7 +154,7 @@ def _compute(
     requested = {(event["tid"], begin_of(event)) for event in between}
     found = []
     within: tuple[object, int] = "", 0
-    for event in sorted([*operators, *waits], key=lambda one: (str(one["tid"]), begin_of(one), -end_of(one))):
+    for event in by_thread([*operators, *waits]):
         tid, end = event["tid"], end_of(event)
         if tid == within[0] and end <= within[1]:
             continue
@@ -260,9 +257,10 @@ class _Reader:
         stream = self._stream(f"communicator of {one.group}") if one.is_async else current
         self._wait(stream, self._front(current))
         self._wait(stream, {self._by_group[one.group]} if one.group in self._by_group else ())
-        size = {"num_bytes": one.num_bytes, "group": one.group, "group_size": one.group_size}
+        kind, ranks, num_bytes = one.cost.kind, one.cost.group_size or 1, one.cost.bytes or 0
+        size = {"num_bytes": num_bytes, "group": one.group, "group_size": ranks}
         size |= {} if peer is None else {"sends_to" if "send" in one.event["name"] else "receives_from": peer}
-        node = self._by_group[one.group] = self._add(one.event, stream, Work.COLLECTIVE, one.kind, **size)
+        node = self._by_group[one.group] = self._add(one.event, stream, Work.COLLECTIVE, kind, **size)
         for number in works:
             self._works[number].add(node)
         if not one.is_async:
@@ -271,7 +269,7 @@ class _Reader:
             if not self._waited.intersection(works) and _is_in(self._backward, one.event):
                 self._reduced.add(node)
                 return
-            if not works or one.kind == "broadcast":  # DDP's of buffers, which it waits for at once
+            if not works or kind == "broadcast":  # DDP's of buffers, which it waits for at once
                 self._wait(current, {node})
                 return
         self._not_waited.add(node)

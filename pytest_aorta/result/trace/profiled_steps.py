@@ -16,7 +16,7 @@ Costs are those of one step, which repeat to the last unit.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -423,7 +423,6 @@ class CollectiveCost(Model, frozen=True, omit_defaults=True):
         group_size: Number of ranks in the group; None if unknown.
         dtype: Type of the elements, such as ``bfloat16``; empty if unknown.
         bytes: Sum over the calls of the larger of input and output; None if unknown.
-        group: Names of the process groups, for messages only; empty if unknown.
     """
 
     kind: str
@@ -431,7 +430,6 @@ class CollectiveCost(Model, frozen=True, omit_defaults=True):
     group_size: Positive | None = None
     dtype: str = ""
     bytes: Count | None = None
-    group: str = ""
 
     def __str__(self) -> str:
         """Return what distinguishes the calls from others, such as ``all_gather over 2 ranks, bfloat16``."""
@@ -493,11 +491,6 @@ def joined_costs(parts: Sequence[Costs]) -> Costs:
     """Return the costs of several steps of one rank, added up; compilations are those of the rank, not of a step."""
     if problem := next((part.problem for part in parts if part.problem), ""):
         return Costs(problem=problem)
-    rows: dict[str, CollectiveCost] = {}
-    for row in (row for part in parts for row in part.collectives):
-        known = rows.get(str(row), row.replace(calls=0, bytes=0))
-        num_bytes = None if known.bytes is None or row.bytes is None else known.bytes + row.bytes
-        rows[str(row)] = known.replace(calls=known.calls + row.calls, bytes=num_bytes)
     sums = {
         name: dict(sum((Counter(getattr(part, name)) for part in parts), Counter()))
         for name in ("flops", "operators", "kernels", "host_syncs", "host_copies", "without_flops")
@@ -507,7 +500,22 @@ def joined_costs(parts: Sequence[Costs]) -> Costs:
     for cost, named in (item for part in parts for item in part.places.items()):
         own = places.setdefault(cost, {})
         own |= {name: dict(Counter(own.get(name, {})) + Counter(found)) for name, found in named.items()}
-    return parts[0].replace(collectives=list(rows.values()), places=places, **sums)
+    collectives = joined_collectives(row for part in parts for row in part.collectives)
+    return parts[0].replace(collectives=collectives, places=places, **sums)
+
+
+def joined_collectives(calls: Iterable[CollectiveCost]) -> list[CollectiveCost]:
+    """Return calls added up, those of each kind, size of group and type in one row."""
+    rows: dict[str, list[CollectiveCost]] = defaultdict(list)
+    for call in calls:
+        rows[str(call)].append(call)
+    sizes = {name: [row.bytes for row in same if row.bytes is not None] for name, same in rows.items()}
+    return [
+        same[0].replace(
+            calls=sum(row.calls for row in same), bytes=sum(sizes[name]) if len(sizes[name]) == len(same) else None
+        )
+        for name, same in sorted(rows.items())
+    ]
 
 
 class CostsOfRanks(Model, frozen=True):
@@ -523,13 +531,11 @@ class CostsOfRanks(Model, frozen=True):
 
 
 def distinct_costs(costs: Sequence[Costs | None], numbers: Sequence[int]) -> list[CostsOfRanks]:
-    """Return the distinct costs among those of ranks, without names of groups and graphs; empty if a rank has none.
+    """Return the distinct costs among those of ranks, without graphs; empty if a rank has none.
 
     ``numbers`` are the ranks that ``costs`` belong to.
     """
-    known = [
-        own.replace(collectives=[row.replace(group="") for row in own.collectives], graph=None) for own in costs if own
-    ]
+    known = [own.replace(graph=None) for own in costs if own]
     if len(known) < len(costs):
         return []
     return [CostsOfRanks(ranks, own) for own, ranks in distinct(known, numbers)]

@@ -257,6 +257,13 @@ def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, 
     assert f"kept {name}, where pytest reads its settings: aorta_launcher (forkserver)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["pyproject.toml", "setup.cfg", "tox.ini"])
+def test_settings_of_other_tools_are_none_of_pytest(folder, capsys, name):
+    (folder / name).write_text("[project]\nname = 'training'\ndependencies = ['pytest']\n[tool.uv.sources]\n")
+    assert main(["init", "train.py"]) == 0
+    assert "wrote pytest.ini" in capsys.readouterr().out
+
+
 NUMERICS, OVERLAP, WORLD = "pytest.mark.numerics", "pytest.mark.overlap", "pytest.mark.world(size=2)"
 
 
@@ -352,5 +359,5 @@ def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches
 
 def test_command_without_a_program_is_refused_and_nothing_is_written(folder, capsys):
     assert main(["init", "--", "akselerate", "launch"]) == 2
-    assert "['akselerate'] is not beside" in capsys.readouterr().err
+    assert "'akselerate' is not beside" in capsys.readouterr().err
     assert files(folder) == SCRIPT

@@ -12,6 +12,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.axes import Axis, Over, Point
 from pytest_aorta.session.search import Finding, Search, SearchLog
 from pytest_aorta.verdict.comparison import PairedComparison
+from pytest_aorta.verdict.metrics import Origin, Tolerance, parse_tolerances
 from tests.unit.builders import make_facts, with_p50
 
 NOISE = random.Random(1)
@@ -51,10 +52,12 @@ class Commits:
         return AortaError(f"end {len(point)}: {error}")
 
 
-def search(metric: str, launch: Callable[[int], LaunchFacts]) -> tuple[str, Commits]:
+def search(
+    metric: str, launch: Callable[[int], LaunchFacts], marked: dict[str, Tolerance] | None = None
+) -> tuple[str, Commits]:
     """Return the text of a search's end, and the commits."""
     commits = Commits()
-    comparison = PairedComparison("case", {}, [metric], 12, "c0")
+    comparison = PairedComparison("case", marked or {}, [metric], 12, "c0")
     with pytest.raises(ComparisonFailed) as ended:
         Search(commits, comparison, launch(0), lambda point: launch(len(point)), lambda _: None).run()  # type: ignore[arg-type]
     return str(ended.value), commits
@@ -86,6 +89,38 @@ def test_change_in_small_parts_names_a_likeliest_commit_only():
 def test_ends_that_noise_hides_are_undecided():
     text, _ = search("step_time_p50", lambda number: timed(10.6 if number else 10.0, 0.1))
     assert "undecided: the ends can't be told apart" in text
+
+
+@pytest.mark.parametrize("only", [["weight_hash", "num_parameters"], ["weight_hash"]])
+def test_metric_that_the_ends_can_not_share_is_named_beside_those_that_do_not_differ(only):
+    def launch(number: int) -> LaunchFacts:
+        facts = make_facts(metrics={"num_parameters": 1.0})
+        return facts.replace(environment=facts.environment | {"torch": f"2.1{number}.0"})
+
+    said: list[str] = []
+    line: Any = Commits()
+    comparison = PairedComparison("case", {}, only, 12, "c0")
+    search = Search(line, comparison, launch(0), lambda point: launch(len(point)), said.append)
+    if only == ["weight_hash"]:
+        with pytest.raises(
+            ComparisonFailed, match=r"undecided: the ends can't be told apart\n  Not applicable: weight_h"
+        ):
+            search.run()
+    else:
+        assert search.run().rows
+        assert "not found: the ends do not differ; Not applicable: weight_hash" in said[-1]
+
+
+def test_metric_that_can_not_be_compared_is_not_searched_beside_one_that_changed():
+    def launch(number: int) -> LaunchFacts:
+        facts = make_facts(metrics={"num_parameters": 1.0 + (number >= 5)})
+        return facts.replace(environment=facts.environment | {"bitwise_reproducible": False})
+
+    marked = {"weight_hash": Tolerance(None, origin=Origin.MARKER), "num_parameters": Tolerance(None)}
+    line: Any = Commits()
+    comparison = PairedComparison("case", marked, [*marked], 12, "c0")
+    with pytest.raises(ComparisonFailed, match="found: c5"):
+        Search(line, comparison, launch(0), lambda point: launch(len(point)), lambda _: None).run()
 
 
 def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
@@ -128,3 +163,13 @@ def test_interrupted_search_goes_on_after_the_points_that_it_knows(monkeypatch, 
     assert "launched c4" in said
     assert "launched c4" not in again
     assert not commits.own_log.file.exists()
+
+
+def test_commit_that_changed_a_noisy_metric_of_a_script_is_named():
+    marked = parse_tolerances({"reward": "-5%"}, "tolerance")
+    text, _ = search(
+        "reward",
+        lambda number: make_facts(metrics={"reward": (7.0 if number >= 4 else 10.0) * NOISE.gauss(1, 0.01)}),
+        marked,
+    )
+    assert text.startswith("case: found: c4\n")

@@ -9,10 +9,10 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import (
     LocalWeights,
     Series,
-    described,
     diverged,
     first_other_weights,
     joined_hashes,
+    optimizers_facts,
     series_facts,
 )
 from pytest_aorta.verdict.metrics import Origin, Tolerance
@@ -34,7 +34,6 @@ def series(
     held = LocalWeights(
         names=[*(names or (f"p{number}" for number in range(len(next(iter(rows.values()), [])))))],
         shapes=[[2] for _ in next(iter(rows.values()), [])],
-        layouts=["" for _ in next(iter(rows.values()), [])],
         tensors=rows,
         hashes={step: "".join(row) * 16 for step, row in (weights or {}).items()},
     )
@@ -306,7 +305,7 @@ def test_replicas_that_differ_in_the_baseline_too_are_no_cause():
 
 
 def line_on(ranks: list[list[Series]], **changes: bool) -> str:
-    return described(series_facts(ranks), len(ranks), **changes)
+    return optimizers_facts(ranks, **{"has_messages": False, "is_simulated": False} | changes).text
 
 
 def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
