@@ -42,7 +42,7 @@ def run_pytest(
         AortaError: pytest did not run the tests.
     """
     log_fd = os.dup(2)  # what launches wait for is said, although the output is kept
-    task = Task(str(folder / FINDINGS_FILE), log_fd=log_fd, **asked)
+    task = Task(str(folder / FINDINGS_FILE), log_fd=log_fd, parent=os.getpid(), **asked)
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, f"--aorta-task={to_json(task)}", *words]
     with nullcontext() if shows_output else (folder / OUTPUT_FILE).open("wb") as output, terminable():
         # Ctrl-C reaches pytest only once: as SIGTERM, when this process ends pytest.

@@ -301,7 +301,7 @@ def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
 def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
     """Hold an exclusive lock on the file ``path``, which exists only while a process holds or awaits the lock.
 
-    The kernel releases the lock of a process that ends.
+    The kernel releases the lock of a process that ends, once the programs have ended that the body has run.
 
     Raises:
         OSError: The file can't be created, or another process has held the lock for ``limit_s`` seconds.
@@ -317,6 +317,7 @@ def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
                 if time.monotonic() > deadline_s:
                     raise TimeoutError(f"another process has held {path} for {limit_s:g} s; end it, then try again")
                 time.sleep(_LOCK_POLL_S)
+        os.set_inheritable(handle, True)
         yield
     finally:
         if handle is not None:

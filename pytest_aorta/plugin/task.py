@@ -10,6 +10,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import decode
+from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.session.search import Bisection
 from pytest_aorta.session.task import Findings, Task
@@ -31,6 +32,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     task = config.stash[TASK] = decode(config.getoption(_OPTION), Task, _OPTION)
     if not hasattr(config, "workerinput"):
         run.log_fd = task.log_fd
+        die_with(task.parent)
     if task.search is None:
         return
     refused = {"-n": config.getoption("numprocesses", None), "--update-baselines": run.options.update_baselines}

@@ -50,9 +50,8 @@ from pytest_aorta.result.trace.schedule import ScheduleOfRanks, distinct_schedul
 if TYPE_CHECKING:
     from pytest_aorta.result.measurements import WorkloadResult
 
-# Medians of at most 16 groups of values; fewer values or groups show no growth.
+# Medians of at most 16 groups of values; fewer groups show no growth.
 _MAX_GROUPS = 16
-_MIN_VALUES = 10
 _MIN_GROUPS = 7
 # Neighboring steps are correlated, often with a lag-1 autocorrelation of 0.6, so a group has at least this many steps.
 DEPENDENT_STEPS = 5
@@ -64,10 +63,10 @@ def growth(values: Sequence[float], dependent: int = 1) -> float:
 
     The slope is estimated from the medians of up to 16 groups of consecutive values, each of at least ``dependent``
     values because neighboring values are correlated. The bound of its confidence interval that is closer to 0 counts. A
-    decline is negative. Fewer than 10 values or 7 groups show no growth.
+    decline is negative. Fewer than 7 groups show no growth.
     """
     groups = min(_MAX_GROUPS, len(values) // dependent)
-    if len(values) < _MIN_VALUES or groups < _MIN_GROUPS or min(values) <= 0:
+    if groups < _MIN_GROUPS or min(values) <= 0:
         return 0.0
     bounds = [len(values) * number // groups for number in range(groups + 1)]
     medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
@@ -333,7 +332,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
 
 def _grown(ranks: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
     """Return the median and the growth of each rank's bytes; empty if they were read in too few steps."""
-    is_known = all(len(values) >= _MIN_VALUES and min(values) > 0 for values in ranks)
+    is_known = all(len(values) >= _MIN_GROUPS and min(values) > 0 for values in ranks)
     return [(used := round(median(values)), growth(values) * used) for values in ranks] if is_known else []
 
 

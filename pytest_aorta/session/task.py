@@ -21,12 +21,14 @@ class Task(Model, frozen=True):
         search: The search for a commit that the one selected test becomes; None: all tests run as they are.
         tolerances: Metric -> the tolerance of this search in place of the test's own.
         log_fd: The descriptor for lines on launches, in the process that owns the terminal.
+        parent: The process with which that one ends.
     """
 
     findings: str
     search: SearchRequest | None = None
     tolerances: dict[str, str] = {}
     log_fd: int = 2
+    parent: int = 0
 
 
 class Findings(Model, frozen=True):

@@ -180,8 +180,12 @@ def waits_of_host(calls: Sequence[Event]) -> list[Event]:
 
 def operators_of(events: Iterable[Event]) -> list[Event]:
     """Return the operators by thread, each before those that it calls."""
-    found = (event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"])
-    return sorted(found, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
+    return by_thread(event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"])
+
+
+def by_thread(events: Iterable[Event]) -> list[Event]:
+    """Return events by thread, each before those that ran while it did."""
+    return sorted(events, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
 
 
 def works_of_gloo(events: Iterable[Event]) -> list[Event]:
