@@ -255,11 +255,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         """Return the kind of device that the ranks computed on, such as ``cuda``."""
         return str(self.environment.get("device", "cuda"))
 
-    @property
-    def kernel_ms(self) -> dict[str, float]:
-        """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
-        return {family: time.ms for family, time in self.kernels.items()}
-
     def growth_of(self, memory: str) -> list[float]:
         """Return the growth of each rank's ``memory`` or ``resident`` memory as a fraction of its median, if known."""
         grown, used = (getattr(self, f"{memory}{part}_bytes") for part in ("_growth", ""))
