@@ -88,6 +88,11 @@ def test_page_on_workloads_works_as_written(tmp_path):
     assert len(follow(DOCS / "add-a-workload.md", Shell(tmp_path / "project", environment))) >= 2
 
 
+@pytest.mark.parametrize("page", ["github.md", "gitlab.md"])
+def test_each_whole_file_of_a_page_has_a_name(page):
+    assert all(block.file for block in blocks(DOCS / page) if block.language == "{literalinclude}")
+
+
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
     return Fresh(tmp_path_factory.mktemp("fresh") / "environment")
