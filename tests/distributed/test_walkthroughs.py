@@ -89,8 +89,11 @@ def test_page_on_workloads_works_as_written(tmp_path):
 
 
 @pytest.mark.parametrize("page", ["github.md", "gitlab.md"])
-def test_each_whole_file_of_a_page_has_a_name(page):
-    assert all(block.file for block in blocks(DOCS / page) if block.language == "{literalinclude}")
+def test_whole_files_of_a_page_are_those_that_it_commits(page):
+    found = list(blocks(DOCS / page))
+    names = {Path(block.file or "").parts[0] for block in found if block.language == "{literalinclude}"}
+    (command,) = (block.text.splitlines()[0] for block in found if block.text.startswith("git add "))
+    assert names == set(command.split()[2:])
 
 
 @pytest.fixture(scope="module")
