@@ -391,8 +391,7 @@ class References:
         if name is None:
             raise SpecError("no A/B reference to launch; name one with --aorta-ab=SIDE")
         with raised_as(SpecError, f"{given}={name}: ", (SpecError, ArgumentTypeError)):
-            check_side(side := parse_side(name), self.rootdir)
-            return self.side(side)
+            return self.side(parse_side(name))
 
     def side(self, side: SideSpec) -> Reference:
         """Return the A/B reference that a side describes.
@@ -402,6 +401,7 @@ class References:
                 there, or the environment can't be built.
         """
         if side.text not in self._opened:
+            check_side(side, self.rootdir)
             worktree = self.worktree(side)
             environment = self.environment(side, worktree) if side.has_environment else None
             self._opened[side.text] = self.reference(side, worktree, environment)

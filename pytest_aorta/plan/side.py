@@ -78,7 +78,7 @@ def parse_side(text: str) -> SideSpec:
 _SPAN = re.compile(
     r"(?P<package>\w[\w.-]*)@(git\+(?P<repository>\w\S*)@)?(?P<first>[^-@\s]\S*?)\.\.(?P<last>[^-.@\s]\S*)"
 )
-_RELEASE = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*")
+_RELEASE = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*(\+[\w.]+)?")
 
 
 @dataclass(frozen=True)
