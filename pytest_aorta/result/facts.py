@@ -255,11 +255,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         """Return the kind of device that the ranks computed on, such as ``cuda``."""
         return str(self.environment.get("device", "cuda"))
 
-    @property
-    def kernel_ms(self) -> dict[str, float]:
-        """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
-        return {family: time.ms for family, time in self.kernels.items()}
-
     def growth_of(self, memory: str) -> list[float]:
         """Return the growth of each rank's ``memory`` or ``resident`` memory as a fraction of its median, if known."""
         grown, used = (getattr(self, f"{memory}{part}_bytes") for part in ("_growth", ""))
@@ -443,4 +438,12 @@ def _lags_by_step_ms(collective_ms: Sequence[Sequence[float]]) -> NDArray[np.flo
     if len(collective_ms) < 2 or not collective_ms[0]:
         return np.empty((0, 0))
     waits = np.asarray(collective_ms)
-    return np.stack([np.median(np.delete(waits, rank, axis=0), axis=0) - own for rank, own in enumerate(waits)])
+    num_ranks = len(waits)
+    # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its
+    # peers is one of two neighboring sorted waits, or the mean of two such pairs.
+    order = np.argsort(waits, axis=0)
+    position = np.argsort(order, axis=0)
+    in_order = np.take_along_axis(waits, order, axis=0)
+    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
+    peers = [np.where(position <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
+    return np.asarray((peers[0] + peers[1]) / 2 - waits)

@@ -197,7 +197,7 @@ class Releases(Axis):
         self.changes = self._points[1:]
 
     def _releases(self, span: Span) -> list[str]:
-        ends = first, last = [Version(end) for end in span.ends]
+        ends = first, last = [Version(end.partition("+")[0]) for end in span.ends]
         pre = any(end.is_prerelease for end in ends)
         known = releases_of(span.package, self.references.rootdir, pre=pre)
         versions = {one: version for one in known if first <= (version := Version(Version(one).public)) <= last}

@@ -261,7 +261,7 @@ def _other_steps_ms(facts: LaunchFacts) -> Value:
 
 
 def _kernel_ms(facts: LaunchFacts) -> Value:
-    times = [ms for family, ms in facts.kernel_ms.items() if is_compute(family)]
+    times = [time.ms for family, time in facts.kernels.items() if is_compute(family)]
     return math.fsum(times) if times else None
 
 

@@ -37,6 +37,7 @@ from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.functions import call_function
 from pytest_aorta.worker.groups import keep_groups
+from pytest_aorta.worker.layout import NamedTensor
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recording
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
@@ -251,7 +252,7 @@ def _put_first(folders: Sequence[str]) -> None:
     sys.path[:] = [*sys.path[before:], *sys.path[:before]]
 
 
-def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> RankResult:
+def _checked(result: RankResult, named: Iterable[NamedTensor], when: str) -> RankResult:
     """Return a result whose numbers and parameters are finite; without its numbers if nothing was exchanged.
 
     Raises:

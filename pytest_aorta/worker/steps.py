@@ -52,9 +52,9 @@ class Progress:
                 mapped = mmap.mmap(file.fileno(), 8)
         self._number = memoryview(mapped).cast("Q")
 
-    def advance(self, steps: int = 1) -> None:
-        """Count more entered steps."""
-        self.enter(self._count + steps)
+    def advance(self) -> None:
+        """Count one more entered step."""
+        self.enter(self._count + 1)
 
     def enter(self, step: int) -> None:
         """Set the number of the entered step, counted from 1."""
@@ -244,7 +244,8 @@ def measure(
         num_steps: Number of steps; their numbers begin at 0.
         device: Device that the steps run on.
     """
-    timer = StepTimer(device)
+    # A step of the loop may be several of the timer.
+    timer, progress = StepTimer(device, has_progress=False), Progress()
     # Ranks enter together and with empty streams, since the first step would otherwise include earlier work.
     synchronize(device)
     dist.barrier()
@@ -253,6 +254,7 @@ def measure(
     reset_peak_memory()
     began_s = time.perf_counter()
     for number in range(num_steps):
+        progress.enter(number + 1)
         run_step(number, timer)
     synchronize(device)
     return timer, time.perf_counter() - began_s

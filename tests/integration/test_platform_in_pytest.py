@@ -2,22 +2,19 @@
 
 import json
 import re
-import sys
 
 import pytest
 
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
-from tests.unit.fake_drivers import FakeNvml
 
 # The text of the progress line, which is later erased.
 SLOW_LAUNCH = ("    prepare_folder(plan)\n", "    prepare_folder(plan)\n    import time\n    time.sleep(1.2)\n")
 
 
 @pytest.fixture
-def nvml(monkeypatch):
-    fake = FakeNvml(("GPU-0", "GPU-1"))
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    return fake
+def nvml(nvml):
+    nvml.names = ("GPU-0", "GPU-1")
+    return nvml
 
 
 def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learned):

@@ -30,12 +30,12 @@ def test_program_of_a_killed_session_has_ended_before_the_folder_is_made_again(t
         from pathlib import Path
         from pytest_aorta.plan.cache import prepared
         from tests.unit.plan.test_cache import build
-        prepared("toy", lambda own: build(own, Path({str(log)!r})), lambda: "", print)
+        prepared("toy", lambda own: build(own, Path({str(log)!r})), print)
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(first)], cwd=Path(__file__).parents[3]) as session:
         await_true(log.exists)
         session.send_signal(signal.SIGKILL)
-    own = prepared("toy", lambda own: build(own, log), lambda: "", said.append)
+    own = prepared("toy", lambda own: build(own, log), said.append)
     assert log.read_text().split() == ["begun", "ended", "begun", "ended"]
     assert [line.partition(": ")[2] for line in said] == ["it was not finished"]
     assert (own / "ready").is_file()
