@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import to_json
+from pytest_aorta.common.model import from_text, to_json
 from pytest_aorta.common.processes import start_apart, terminable
 from pytest_aorta.session.task import Findings, Task
 
@@ -54,7 +54,7 @@ def run_pytest(
             _end(process)
     if status not in (ExitCode.OK, ExitCode.PROBLEM):
         raise unfinished(folder, f"pytest ended with exit code {status}")
-    return ExitCode(status), Findings.read(folder / FINDINGS_FILE)
+    return ExitCode(status), from_text((folder / FINDINGS_FILE).read_text(encoding="utf-8"), Findings)
 
 
 def unfinished(folder: Path, what: str) -> AortaError:

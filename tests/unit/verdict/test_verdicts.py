@@ -29,7 +29,7 @@ def test_percentage_is_read_as_fraction(text, relative):
 def test_exact_values_are_shown_with_every_digit_that_can_differ():
     assert format_value(1048576.0, "B", exact=True) == "1,048,576 B"
     assert format_value(5.5470147132873535, "", exact=True) == "5.5470147132873535"
-    assert format_value(1048576.0, "B") == "1 MiB"
+    assert (format_value(1048576.0, "B"), format_value(68.0, "B")) == ("1 MiB", "68 B")
     assert (format_value(35840.0, ""), format_value(1e9, "")) == ("35,840", "1.000e+09")
 
 
