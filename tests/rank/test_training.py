@@ -61,7 +61,7 @@ def test_script_with_unusual_values_is_not_broken(collate, rate):
     to_json(series)
 
 
-def test_setting_that_changes_after_the_first_steps_is_noted_in_the_next_step_that_is_a_power_of_two():
+def test_setting_that_changes_later_is_noted_in_the_next_step_that_is_a_power_of_two():
     recording = Recording()
     observer = recording.observe(StepRecording(warmup=0))
     model = nn.Linear(4, 2)
