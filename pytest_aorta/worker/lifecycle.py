@@ -121,8 +121,7 @@ def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
             convert(document, RankResult, f"the result of {source}")
     _leave_returned(folder)
     _refuse_leaks(plan.reference)
-    result = _checked(result, workload.named_parameters(), "at the end of the run")
-    _finish(folder, result, python_tracer())
+    _finish(folder, _checked(result, workload.named_parameters(), "at the end of the run"), python_tracer())
     workload.cleanup()
 
 
@@ -137,8 +136,7 @@ def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> N
     recorded = observer.result(recording.values, has_own_steps=True)
     result = _with_result_of(given, f"{spec.class_name}.run()", recorded)
     recording.refuse_non_finite()
-    result = _checked(result, recording.named_parameters(), "at the end of the run")
-    _finish(folder, result, python_tracer())
+    _finish(folder, _checked(result, recording.named_parameters(), "at the end of the run"), python_tracer())
     workload.cleanup()
 
 
