@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -218,18 +219,18 @@ def _waited_s() -> float | None:
 
     The second number in ``schedstat`` has these nanoseconds (Documentation/scheduler/sched-stats.rst).
     """
-    children = " ".join(_texts("self", "children")).split()
+    children = b" ".join(_texts("self", "children")).decode("ascii").split()
     waits_ns = [int(text.split()[1]) for process in ("self", *children) for text in _texts(process, "schedstat")]
     return sum(waits_ns) / 1e9 if waits_ns else None
 
 
-def _texts(process: str, name: str) -> Iterator[str]:
+def _texts(process: str, name: str) -> Iterator[bytes]:
     """Yield what a file of the kernel tells of each thread of a process."""
-    # A process may end in between, and a thread of it.
-    with suppress(OSError):
-        for path in Path("/proc", process, "task").glob(f"*/{name}"):
-            with suppress(OSError):
-                yield path.read_text(encoding="ascii")
+    # A process may end in between, and a thread of it. Paths and buffers would take three times as long.
+    with suppress(OSError), os.scandir(f"/proc/{process}/task") as threads:
+        for thread in threads:
+            with suppress(OSError), FileIO(f"{thread.path}/{name}") as file:
+                yield file.read()
 
 
 def measure(
