@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         allowed, ends = f"GOOD and BAD, which differ in {over} alone; see --over", given
         same = [replace(side, text="", **_PARTS[over]) for side in given]
         is_allowed = (
-            len(given) == 2 and same[0] == same[1] and (over != Over.COMMITS or all(side.commit for side in given))
+            len(given) == 2 and same[0] == same[1] and (over is not Over.COMMITS or all(side.commit for side in given))
         )
     if not is_allowed:
         raise UsageError(f"SIDE: got {[side.text for side in given]}, allowed is {allowed}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import to_json
+from pytest_aorta.common.model import from_text, to_json
 from pytest_aorta.common.processes import start_apart, terminable
 from pytest_aorta.session.task import Findings, Task
 
@@ -42,7 +42,7 @@ def run_pytest(
         AortaError: pytest did not run the tests.
     """
     log_fd = os.dup(2)  # what launches wait for is said, although the output is kept
-    task = Task(str(folder / FINDINGS_FILE), log_fd=log_fd, **asked)
+    task = Task(str(folder / FINDINGS_FILE), log_fd=log_fd, parent=os.getpid(), **asked)
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, f"--aorta-task={to_json(task)}", *words]
     with nullcontext() if shows_output else (folder / OUTPUT_FILE).open("wb") as output, terminable():
         # Ctrl-C reaches pytest only once: as SIGTERM, when this process ends pytest.
@@ -54,7 +54,7 @@ def run_pytest(
             _end(process)
     if status not in (ExitCode.OK, ExitCode.PROBLEM):
         raise unfinished(folder, f"pytest ended with exit code {status}")
-    return ExitCode(status), Findings.read(folder / FINDINGS_FILE)
+    return ExitCode(status), from_text((folder / FINDINGS_FILE).read_text(encoding="utf-8"), Findings)
 
 
 def unfinished(folder: Path, what: str) -> AortaError:

@@ -301,7 +301,7 @@ def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
 def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
     """Hold an exclusive lock on the file ``path``, which exists only while a process holds or awaits the lock.
 
-    The kernel releases the lock of a process that ends.
+    The kernel releases the lock of a process that ends, once the programs have ended that the body has run.
 
     Raises:
         OSError: The file can't be created, or another process has held the lock for ``limit_s`` seconds.
@@ -312,11 +312,12 @@ def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
         while handle is None:
             # A lock that an interruption left held would block this process's own cleanup.
             with uninterrupted():
-                handle = _acquired(path)
+                handle = acquired(path)
             if handle is None:
                 if time.monotonic() > deadline_s:
                     raise TimeoutError(f"another process has held {path} for {limit_s:g} s; end it, then try again")
                 time.sleep(_LOCK_POLL_S)
+        os.set_inheritable(handle, True)
         yield
     finally:
         if handle is not None:
@@ -326,12 +327,12 @@ def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
                 os.close(handle)
 
 
-def _acquired(path: Path) -> int | None:
+def acquired(path: Path, mode: int = fcntl.LOCK_EX, permissions: int = 0o666) -> int | None:
     """Return the open file of a lock that this call has acquired, or None if another process holds the lock."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, permissions)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A former holder may have removed the file after this call opened it.
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+        # A former holder, or a cleaner of /tmp, may have removed the file after this call opened it.
         if os.path.samestat(os.fstat(handle), path.stat()):
             return handle
     except (BlockingIOError, FileNotFoundError):

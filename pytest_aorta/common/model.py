@@ -118,6 +118,16 @@ def to_json(value: Any) -> str:
         return json.dumps(to_builtins(value))
 
 
+def to_text(value: Any) -> str:
+    """Return a struct as JSON that keeps infinite numbers, for :func:`from_text`."""
+    return json.dumps(msgspec.to_builtins(value))
+
+
+def from_text(text: str, kind: type[T]) -> T:
+    """Return the value that :func:`to_text` wrote."""
+    return msgspec.convert(json.loads(text), kind)
+
+
 def write_json_rows(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
     """Write ``document`` as :func:`~pytest_aorta.common.files.write_json` does, but with one line per key.
 

@@ -92,7 +92,8 @@ def run_program(
 ) -> tuple[int, str, str]:
     """Run a program in ``cwd``, or in the current folder, and return its exit code, output and error output.
 
-    The exit code is negative if a signal ended the program. ``environ`` is the program's whole environment.
+    The exit code is negative if a signal ended the program. ``environ`` is the program's whole environment. The program
+    keeps the locks of this process.
 
     Raises:
         SpecError: The program can't be started, or takes longer than ``limit_s`` seconds.
@@ -109,6 +110,7 @@ def run_program(
                 env=environ,
                 timeout=limit_s,
                 check=False,
+                close_fds=False,
             )
         except OSError as error:
             raise SpecError(f"{argv[0]} can't be run: {error.strerror or error}") from None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
-from pytest_aorta.common.files import UnreadableFile, raised_as, slug
+from pytest_aorta.common.files import UnreadableFile, acquired, raised_as, slug
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.world import World
@@ -138,7 +138,7 @@ def lease(
 def holders(folder: Path | None = None) -> list[Holder]:
     """Return the holder of each leased resource."""
     files = sorted(_folder(folder).glob(f"*{_RESOURCE}"))
-    return [holder for file in files if not _is_free(file) and (holder := _holder(file))]
+    return [holder for file in files if _is_leased(file) and (holder := _holder(file))]
 
 
 def _holder(file: Path) -> Holder | None:
@@ -174,13 +174,10 @@ def _taken(folder: Path, pool: Sequence[str], count: int, owner: str, *, exclusi
 
 def _locked(file: Path, mode: int, undo: ExitStack) -> int | None:
     """Return the open file if its lock can be taken."""
-    fd = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    # A cleaner of /tmp may have deleted the file since.
-    if _takes_lock(fd, mode) and file.exists() and os.path.samestat(os.fstat(fd), file.stat()):
+    fd = acquired(file, mode, 0o600)
+    if fd is not None:
         undo.callback(os.close, fd)
-        return fd
-    os.close(fd)
-    return None
+    return fd
 
 
 class LeasedWorld:
@@ -259,26 +256,11 @@ def _write(fd: int, text: str) -> None:
     """
     os.ftruncate(fd, 0)
     data = text.encode("ascii")
-    if os.write(fd, data) < len(data):
+    if os.pwrite(fd, data, 0) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _is_free(file: Path) -> bool:
-    """Return whether no process has locked a file."""
-    try:
-        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return True
-    try:
-        return _takes_lock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
-
-
-def _takes_lock(fd: int, mode: int) -> bool:
-    """Lock without waiting, and return whether the lock was taken."""
-    try:
-        fcntl.flock(fd, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _is_leased(file: Path) -> bool:
+    """Return whether a process has locked a file."""
+    with ExitStack() as closed:
+        return _locked(file, fcntl.LOCK_SH, closed) is None

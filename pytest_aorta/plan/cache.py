@@ -1,11 +1,13 @@
 """The folder of this package in the user's cache: worktrees and environments, each prepared once for all sessions."""
 
+import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
@@ -29,7 +31,14 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
 
 
-def prepared(name: str, make: Callable[[Path], None], problem: Callable[[], str], say: Callable[[str], None]) -> Path:
+def name_of(kind: str, *parts: object) -> str:
+    """Return the name of a folder by what it is made of."""
+    return f"{kind}-{sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+
+
+def prepared(
+    name: str, make: Callable[[Path], None], say: Callable[[str], None], problem: Callable[[], str] = str
+) -> Path:
     """Return the folder of a worktree or an environment; ``make`` it unless an earlier session has.
 
     A folder that can't be used again, such as one whose maker was killed, is made again. Folders that no session has
@@ -38,8 +47,8 @@ def prepared(name: str, make: Callable[[Path], None], problem: Callable[[], str]
     Args:
         name: Name of the folder, by its content.
         make: Makes the folder, which does not exist then.
-        problem: Returns why a complete folder can't be used; empty if it can.
         say: Shows a line to the user if the folder is made again.
+        problem: Returns why a complete folder can't be used; empty if it can, as it always can by default.
 
     Raises:
         SpecError: ``make`` fails, or the folder can't be written.

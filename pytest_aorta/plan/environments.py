@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import sha256
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import some_of
-from pytest_aorta.plan.cache import PACKAGES, command_environment, prepared, run_logged
+from pytest_aorta.plan.cache import PACKAGES, command_environment, name_of, prepared, run_logged
 
 PROBE_S = 120.0
 _PROBE = """
@@ -114,7 +113,7 @@ def probe(python: str, root: Path, say: Callable[[str], None]) -> Environment:
         own.mkdir()
         write_link(own / PACKAGE_ROOT.name, PACKAGE_ROOT)
 
-    harness = prepared(f"harness-{sha256(str(PACKAGE_ROOT).encode()).hexdigest()[:16]}", link, lambda: "", say)
+    harness = prepared(name_of("harness", str(PACKAGE_ROOT)), link, say)
     found = _printed(python, _PROBE, harness, root, "can't run this version of pytest-aorta, so install it there")
     if missing := found["missing"]:
         raise SpecError(f"{python} can't import {' and '.join(missing)}; install what is missing there")
@@ -167,10 +166,10 @@ class Recipe:
 
     def folder(self, root: Path, say: Callable[[str], None]) -> Path:
         """Return the folder of the environment, as in :meth:`build`."""
-        lock = self.lock.read_bytes() if self.lock else b""
-        parts = [self.base.python, self.base.version, self.base.state(), str(self.lock), sha256(lock).hexdigest()]
-        name = _named("built", *parts, self.requirements, sorted(self.without), str(PACKAGE_ROOT))
-        return prepared(name, lambda own: self._make(own, root, say), lambda: "", say)
+        lock = self.lock and self.lock.read_text("utf-8", "surrogateescape")
+        parts = [self.base.python, self.base.version, self.base.state(), str(self.lock), lock]
+        name = name_of("built", *parts, self.requirements, sorted(self.without), str(PACKAGE_ROOT))
+        return prepared(name, lambda own: self._make(own, root, say), say)
 
     def _make(self, own: Path, root: Path, say: Callable[[str], None]) -> None:
         say(f"{own}: an environment is built")
@@ -200,11 +199,6 @@ class Recipe:
                     compiled = path.parent.name == "__pycache__" and source in left_out
                     if path not in left_out and not compiled:
                         _link(path, packages / path.relative_to(folder))
-
-
-def _named(kind: str, *parts: object) -> str:
-    """Return the name of a folder by what it is made of."""
-    return f"{kind}-{sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -262,8 +256,8 @@ def _package(environment: Environment, name: str, say: Callable[[str], None]) ->
             folder = next(folder for folder in environment.folders if path.is_relative_to(folder))
             _link(path, own / PACKAGES / path.relative_to(folder))
 
-    made_of = _named("package", str(environment.prefix), environment.state(), name)
-    return prepared(made_of, make, lambda: "", say) / PACKAGES
+    made_of = name_of("package", str(environment.prefix), environment.state(), name)
+    return prepared(made_of, make, say) / PACKAGES
 
 
 def _modules(folder: Path) -> set[str]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -14,6 +14,9 @@ from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, resolve_config
 from pytest_aorta.plan.world import World
+
+# Words of a command line in a test; a text in their place would be split into characters.
+Words: TypeAlias = tuple[str, ...] | list[str]
 
 
 class Limits(Model, frozen=True):

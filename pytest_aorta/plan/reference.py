@@ -29,6 +29,7 @@ from pytest_aorta.plan.cache import (
     SETUP_S,
     cache_folder,
     command_environment,
+    name_of,
     prepared,
     run_logged,
 )
@@ -100,7 +101,7 @@ def open_worktree(
         _check_out(worktree)
         _run_commands(worktree, setup, own, worktree.tree / rootdir.resolve().relative_to(checkout))
 
-    prepared(own.name, make, lambda: _problem(worktree, has_setup=bool(setup)), say)
+    prepared(own.name, make, say, lambda: _problem(worktree, has_setup=bool(setup)))
     return worktree
 
 
@@ -204,7 +205,7 @@ def clone_of(url: str, say: Callable[[str], None]) -> Path:
         say(f"{own}: {url} is cloned")
         git(own.parent, "clone", "--bare", "--quiet", "--", url, str(own), limit_s=SETUP_S)
 
-    own = prepared(f"clone-{sha256(url.encode()).hexdigest()[:16]}", clone, lambda: "", say)
+    own = prepared(name_of("clone", url), clone, say)
     git(own, "fetch", "--quiet", "--tags", "--force", "origin", "+refs/heads/*:refs/heads/*", limit_s=SETUP_S)
     return own
 
@@ -390,8 +391,7 @@ class References:
         if name is None:
             raise SpecError("no A/B reference to launch; name one with --aorta-ab=SIDE")
         with raised_as(SpecError, f"{given}={name}: ", (SpecError, ArgumentTypeError)):
-            check_side(side := parse_side(name), self.rootdir)
-            return self.side(side)
+            return self.side(parse_side(name))
 
     def side(self, side: SideSpec) -> Reference:
         """Return the A/B reference that a side describes.
@@ -401,6 +401,7 @@ class References:
                 there, or the environment can't be built.
         """
         if side.text not in self._opened:
+            check_side(side, self.rootdir)
             worktree = self.worktree(side)
             environment = self.environment(side, worktree) if side.has_environment else None
             self._opened[side.text] = self.reference(side, worktree, environment)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import brief
@@ -79,6 +78,7 @@ def parse_side(text: str) -> SideSpec:
 _SPAN = re.compile(
     r"(?P<package>\w[\w.-]*)@(git\+(?P<repository>\w\S*)@)?(?P<first>[^-@\s]\S*?)\.\.(?P<last>[^-.@\s]\S*)"
 )
+_RELEASE = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*(\+[\w.]+)?")
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,12 @@ class Span:
     text: str
     package: str
     ends: tuple[str, str]
-    repository: str = ""
+    repository: str
 
     @property
     def of_releases(self) -> bool:
         """Whether the ends are releases: a tag such as ``v1.2`` is none."""
-        try:
-            return not self.repository and all(end[0].isdigit() and Version(end) for end in self.ends)
-        except InvalidVersion:
-            return False
+        return not self.repository and all(map(_RELEASE.fullmatch, self.ends))
 
 
 def parse_span(text: str) -> Span | None:

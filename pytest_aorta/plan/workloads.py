@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta, field, structs
 
@@ -20,9 +20,6 @@ from pytest_aorta.common.files import UnreadableFile, parse_json, raised_as
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
 
 # Config key that every workload has: variables of the ranks, name -> value, set before they start.
 ENVIRONMENT_KEY = "environment"
@@ -317,8 +314,7 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
             f"{spec.yaml}: workload {spec.name!r} has no config keys {unknown}{hint}; "
             f"there are {sorted(spec.properties)}"
         )
-    config = _plain(spec, {**spec.default_config(given), **given})
-    _check_values(spec, config)
+    config = _checked(spec, {**spec.default_config(given), **given})
     check_environment(f"{spec.yaml}: config of workload {spec.name!r}", config[ENVIRONMENT_KEY])
     return config
 
@@ -341,28 +337,30 @@ def _check_defaults(spec: WorkloadSpec) -> None:
             hint = did_you_mean(unknown, spec.properties)
             raise SpecError(f"{spec.yaml}: presets name config keys {unknown}{hint}; known: {sorted(spec.properties)}")
         for value, values in by_value.items():
-            _check_values(spec, _plain(spec, values), f"preset {key}={value} ")
-    _check_values(spec, _plain(spec, {key: schema["default"] for key, schema in spec.properties.items()}))
+            _checked(spec, values, f"preset {key}={value} ")
+    _checked(spec, {key: schema["default"] for key, schema in spec.properties.items()})
 
 
-def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -> None:
+def _checked(spec: WorkloadSpec, config: Mapping[str, Any], which: str = "") -> dict[str, Any]:
+    """Return a config as plain JSON values, as ranks read it from the plan and as baselines contain it.
+
+    Raises:
+        SpecError: A value is no JSON, or its key's schema does not allow it.
+    """
     from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
 
-    validator = Draft202012Validator({"type": "object", "properties": spec.properties})
-    _refuse_first(f"{spec.yaml}: {which}config of workload {spec.name!r}", validator, config)
-
-
-def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config as plain JSON values, as ranks read it from the plan and as baselines contain it."""
-    plain = {}
+    where, plain = f"{spec.yaml}: {which}config of workload {spec.name!r}", dict[str, Any]()
     for key, value in config.items():
         try:
             plain[key] = parse_json(json.dumps(value, allow_nan=False), key)
         except (TypeError, ValueError, RecursionError, UnreadableFile) as error:
-            raise SpecError(
-                f"{spec.yaml}: config of workload {spec.name!r}: {key}: got {brief(repr(value))}, "
-                f"allowed is plain JSON: {error}"
-            ) from None
+            raise SpecError(f"{where}: {key}: got {brief(repr(value))}, allowed is plain JSON: {error}") from None
+    validator = Draft202012Validator({"type": "object", "properties": spec.properties})
+    if (found := best_match(validator.iter_errors(plain))) is not None:
+        known = sorted(found.schema["properties"]) if found.validator == "additionalProperties" else []
+        place = ".".join(map(str, found.absolute_path)) or "top level"
+        raise SpecError(f"{where}: {place}: {brief(found.message, 400)}{f'; there are {known}' if known else ''}")
     return plain
 
 
@@ -392,12 +390,3 @@ def _module_folder(dotted: str) -> Path | None:
     places = [str(folder)] if folder else None if parent else sys.path
     spec = None if places is None else PathFinder.find_spec(name, places)
     return Path(spec.origin).parent if spec and spec.origin else None
-
-
-def _refuse_first(where: str, validator: Draft202012Validator, document: Any) -> None:
-    from jsonschema.exceptions import best_match
-
-    if (error := best_match(validator.iter_errors(document))) is not None:
-        known = sorted(error.schema["properties"]) if error.validator == "additionalProperties" else []
-        place = ".".join(map(str, error.absolute_path)) or "top level"
-        raise SpecError(f"{where}: {place}: {brief(error.message, 400)}{f'; there are {known}' if known else ''}")

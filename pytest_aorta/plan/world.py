@@ -100,6 +100,10 @@ class WorldSpec:
     nodes: int = 1
     simulated: tuple[int, ...] | None = None
 
+    def num_ranks(self, here: int) -> int:
+        """Return the number of ranks on all nodes, given the number of devices ``here``, on one node."""
+        return here * self.nodes if self.size == ALL_DEVICES else int(self.size)
+
 
 def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
     """Return the world of a test; under ``--aorta-without-gpus=simulate``, a simulated one in place of missing devices.
@@ -115,7 +119,7 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     try:
         return _real_world(spec, options, devices)
     except DevicesUnavailable:
-        size = (options.gpus or 0) * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
+        size = spec.num_ranks(options.gpus or 0)
         if options.without_gpus != WithoutGpus.SIMULATE or spec.simulated is not None or size == 0:
             raise
         return World(size, DeviceKind.CPU, simulated=(0,))
@@ -130,7 +134,7 @@ def _real_world(spec: WorldSpec, options: Options, devices: list[Device]) -> Wor
     _refuse_nodes(spec.nodes, options)
     if not takes_gpu and spec.device not in ACCELERATED:
         return _cpu_world(spec, options, given)
-    size = budget * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
+    size = spec.num_ranks(budget)
     here = size // spec.nodes
     if here > min(budget, len(devices)) or size == 0:
         where = " on each node" if spec.nodes > 1 else ""
@@ -165,8 +169,7 @@ def _refuse_nodes(nodes: int, options: Options) -> None:
 def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
     if options.without_gpus == WithoutGpus.FAIL and spec.device == ANY_DEVICE:
         raise DevicesUnavailable(f"needs GPUs, {given}; CPU ranks are not allowed instead")
-    size = CPU_WORLD_SIZE * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
-    world = World(size, DeviceKind.CPU, nodes=spec.nodes)
+    world = World(spec.num_ranks(CPU_WORLD_SIZE), DeviceKind.CPU, nodes=spec.nodes)
     limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)
     if world.ranks_per_node > limit:
         raise DevicesUnavailable(f"needs {world.ranks_per_node} ranks; {os.cpu_count()} cores take at most {limit}")

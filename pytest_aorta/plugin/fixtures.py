@@ -20,6 +20,7 @@ from pytest_aorta.common.errors import (
     drop_frames,
 )
 from pytest_aorta.common.files import slug
+from pytest_aorta.common.model import to_text
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
@@ -85,7 +86,7 @@ class LaunchingTests:
         if not launching or config.option.verbose < 0 or config.option.collectonly:
             return []
         try:
-            return [header(self.run.options, self.run.devices, self._platforms(launching))]
+            return [header(self.run.options, self.run.session.devices, self._platforms(launching))]
         except AortaError as error:  # each test that needs devices fails with this error
             return [f"aorta: {error}"]
 
@@ -94,7 +95,7 @@ class LaunchingTests:
         found = set()
         for item in items:
             with suppress(SpecError, DevicesUnavailable):
-                found.add(resolve_world(read_spec(item).world, self.run.options, self.run.devices).platform)
+                found.add(resolve_world(read_spec(item).world, self.run.options, self.run.session.devices).platform)
         return found
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -164,7 +165,7 @@ class LaunchingTests:
         if is_end or report.failed:
             test.ended(report, _failure_text(report, call))
         # A teardown can change the record. The attempts of plugins such as pytest-retry have no report of their own.
-        text = test.record.to_text()  # xdist transfers only plain values
+        text = to_text(test.record)  # xdist transfers only plain values
         if is_end or (report.when == "teardown" and text != item.stash[SENT]):
             others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
             item.user_properties[:] = others + properties(test.record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -121,13 +122,6 @@ def _launch_timeout(seconds: Any) -> float:
     return float(seconds)
 
 
-def _merged(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for value in reversed(values):
-        merged |= value
-    return merged
-
-
 MARKERS = {
     "overlap": _Marker(
         "overlap", "the test measures how communication overlaps with compute", _nothing, "measures_overlap"
@@ -151,7 +145,7 @@ MARKERS = {
         "the change against the baseline that is allowed, by metric; 'exact' allows no change",
         _tolerances,
         "tolerances",
-        _merged,
+        lambda values: dict(ChainMap(*values)),
     ),
     "launch_timeout": _Marker(
         "launch_timeout(SECONDS)",

@@ -21,7 +21,6 @@ from pytest_aorta.plan.options import CODE_QUALITY_SUFFIX, FINDINGS_SUFFIX, Opti
 from pytest_aorta.plugin.markers import can_launch
 
 if TYPE_CHECKING:
-    from pytest_aorta.plan.device_kind import Device
     from pytest_aorta.session.record import TestRecord
     from pytest_aorta.session.search import Bisection
     from pytest_aorta.session.session import Session
@@ -68,13 +67,6 @@ class Run:
         return set().union(*self.passed.values())
 
     @cached_property
-    def devices(self) -> list[Device]:
-        """The visible GPUs; the driver is asked once, on first use."""
-        from pytest_aorta.plan.accelerators import visible_devices  # only a run that needs devices asks the driver
-
-        return visible_devices() if self.options.gpus != 0 else []
-
-    @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
         from pytest_aorta.launch.watch import SpokenState
@@ -83,7 +75,6 @@ class Run:
         session = Session(
             self.options,
             lambda kind: self._config.hook.pytest_aorta_make_launcher(config=self._config, kind=kind),
-            find_devices=lambda: self.devices,
             line=SpokenState(self.say, _SAY_S),
             say=self.say,
             bisection=self.bisection,
@@ -107,9 +98,10 @@ def record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | 
     text: str | None = getattr(report, "aorta", None)
     if text is None or _is_subtest(report):
         return None
-    from pytest_aorta.session.record import TestRecord  # not needed to collect tests
+    from pytest_aorta.common.model import from_text  # neither is needed to collect tests
+    from pytest_aorta.session.record import TestRecord
 
-    return TestRecord.from_text(text)
+    return from_text(text, TestRecord)
 
 
 def _is_subtest(report: pytest.CollectReport | pytest.TestReport) -> bool:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import decode
+from pytest_aorta.common.files import write_text
+from pytest_aorta.common.model import decode, to_text
+from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.session.search import Bisection
 from pytest_aorta.session.task import Findings, Task
@@ -31,6 +33,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     task = config.stash[TASK] = decode(config.getoption(_OPTION), Task, _OPTION)
     if not hasattr(config, "workerinput"):
         run.log_fd = task.log_fd
+        die_with(task.parent)
     if task.search is None:
         return
     refused = {"-n": config.getoption("numprocesses", None), "--update-baselines": run.options.update_baselines}
@@ -64,4 +67,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     run, task = config.stash[RUN], config.stash[TASK]
     records = (*run.records, *run.lost)
     found = Findings(records, run.bisection.finding) if run.bisection else Findings(records)
-    found.write(Path(task.findings))
+    write_text(Path(task.findings), to_text(found), durable=False)

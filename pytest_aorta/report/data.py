@@ -1,35 +1,22 @@
 """The values of a report: tests, their comparisons, and the launches of each side."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError, BaselineError
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.result.reading import read_result
-from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord, totals
+from pytest_aorta.session.record import Comparison, Side, TestRecord, totals
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import ReferenceKind
 
 # The name of the other variant or version in an A/B.
 AB_REFERENCE = "A/B reference"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A launch with its result.
-
-    Attributes:
-        number: counts the launches of one side from 1.
-    """
-
-    number: int
-    result: WorkloadResult
-    facts: LaunchFacts
 
 
 @dataclass(frozen=True)
@@ -38,20 +25,33 @@ class Case:
 
     Attributes:
         name: the comparison's label, without the test's node id.
-        verdicts: one verdict per metric.
-        candidate, reference: launches whose results could be read; ``reference`` is empty except in an A/B.
+        comparison: the comparison.
+        results: the result of each side's launches that could be read, by the launch's number, which counts from 1.
         baseline: the baseline that the candidate was compared with.
-        reference_name: the name of the reference's side.
         warnings: the results and baselines that could not be read.
     """
 
     name: str
-    verdicts: tuple[Verdict, ...] = ()
-    candidate: tuple[Launch, ...] = ()
-    reference: tuple[Launch, ...] = ()
+    comparison: Comparison
+    results: Mapping[Side, Mapping[int, WorkloadResult]] = field(default_factory=lambda: {side: {} for side in Side})
     baseline: Baseline | None = None
-    reference_name: str = AB_REFERENCE
     warnings: tuple[str, ...] = ()
+
+    @property
+    def candidate(self) -> list[LaunchFacts]:
+        """Return the launches under test."""
+        return self.comparison.facts(Side.CANDIDATE)
+
+    @property
+    def reference(self) -> list[LaunchFacts]:
+        """Return the launches of the A/B reference; empty except in an A/B."""
+        return self.comparison.facts(Side.REFERENCE)
+
+    @property
+    def reference_name(self) -> str:
+        """Return the name of the reference's side."""
+        versions = {row.reference.name for row in self.comparison.rows if row.reference.is_ab}
+        return f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
 
     @property
     def baseline_name(self) -> str:
@@ -64,11 +64,15 @@ class Case:
         return self.reference_name if self.reference else self.baseline_name
 
     @property
-    def others(self) -> tuple[LaunchFacts, ...]:
+    def others(self) -> Launches:
         """Return the launches of the other side: those of the A/B reference, else those of the baseline's center."""
-        if self.reference:
-            return tuple(launch.facts for launch in self.reference)
-        return self.baseline.center_launches if self.baseline else ()
+        return self.reference or (self.baseline.center_launches if self.baseline else ())
+
+    @property
+    def sides(self) -> list[tuple[str, Launches, list[WorkloadResult]]]:
+        """Return name, facts and results of the launches under test, then those of the other side."""
+        here, there = ([*results.values()] for results in self.results.values())
+        return [(Side.CANDIDATE, self.candidate, here), (self.others_name, self.others, there)]
 
 
 @dataclass(frozen=True)
@@ -118,18 +122,6 @@ class Report:
         return tuple(test.record for test in self.tests if not test.record.is_retried)
 
 
-def _read_launches(launches: Sequence[ComparedLaunch]) -> tuple[tuple[Launch, ...], list[str]]:
-    """Return launches with their results, and a warning for each result that can't be read."""
-    found: list[Launch] = []
-    warnings: list[str] = []
-    for number, launch in enumerate(launches, 1):
-        try:
-            found.append(Launch(number, read_result(Path(launch.folder) / RESULT_FILE), launch.facts))
-        except (AortaError, ValueError) as error:
-            warnings.append(f"result left out of the report: {error}")
-    return tuple(found), warnings
-
-
 def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[TestRecord] = ()) -> Report:
     """Return the report of a session; results and baselines that can't be read become warnings.
 
@@ -142,18 +134,21 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
 
 
 def _case(record: TestRecord, comparison: Comparison) -> Case:
-    kept = [launch for launch in comparison.launches if launch.folder]
-    (candidate, unread), (reference, others) = (
-        _read_launches([launch for launch in kept if launch.side is side]) for side in Side
-    )
-    verdicts, warnings, baseline = comparison.rows, [*unread, *others], None
+    results: dict[Side, dict[int, WorkloadResult]] = {side: {} for side in Side}
+    warnings: list[str] = []
+    for side, found in results.items():
+        launches = (launch for launch in comparison.launches if launch.side is side)
+        for number, launch in enumerate(launches, 1):
+            try:
+                found |= {number: read_result(Path(launch.folder) / RESULT_FILE)} if launch.folder else {}
+            except (AortaError, ValueError) as error:
+                warnings.append(f"result left out of the report: {error}")
+    baseline = None
     # If the baseline belongs to another config, no verdict has a value of the baseline.
-    is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
-    if is_compared and comparison.baseline:
+    compared = (row for row in comparison.rows if row.reference.kind is ReferenceKind.BASELINE)
+    if comparison.baseline and any(row.baseline is not None for row in compared):
         try:
             baseline = read_baseline_file(Path(comparison.baseline))
         except BaselineError as error:
             warnings.append(f"baseline left out of the report: {error}")
-    versions = {row.reference.name for row in verdicts if row.reference.is_ab}
-    name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
-    return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name, tuple(warnings))
+    return Case(record.label_of(comparison), comparison, results, baseline, tuple(warnings))

@@ -15,11 +15,13 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from pytest_aorta.report.data import Case, Launch
+from pytest_aorta.report.data import Case
 from pytest_aorta.result.facts import Launches
+from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.overlap import Intervals, Lane, Part, difference, intersection, union
 from pytest_aorta.result.trace.profiled_steps import Collective
 from pytest_aorta.result.trace.schedule import Schedule
+from pytest_aorta.session.record import Side
 
 _NS_PER_MS, _NS_PER_US = 1_000_000, 1000
 # Those of the page's light theme.
@@ -95,8 +97,7 @@ def schedule_drawing(case: Case) -> Drawing | None:
 
     None without a schedule.
     """
-    sides = ([launch.facts for launch in case.candidate], case.others)
-    groups = [[group.schedule for facts in side for group in facts.schedules] for side in sides]
+    groups = [[group.schedule for facts in launches for group in facts.schedules] for _, launches, _ in case.sides]
     here, there = (next((one for one in found if one.issued), None) for found in groups)
     return drawn_schedules([here] if here == there else [here, there])
 
@@ -155,16 +156,15 @@ def _in_ms(moments: Intervals) -> list[tuple[float, float]]:
 
 def step_drawing(case: Case) -> Drawing | None:
     """Return a profiled step of each side by rank, and the parts of the median steps; None without a profiled step."""
-    sides = (("", case.candidate), (BEFORE, case.reference))
-    rows = [row for suffix, launches in sides for row in _rank_rows(launches, suffix)]
-    facts = (("", [launch.facts for launch in case.candidate]), (BEFORE, case.others))
-    rows += [row for suffix, launches in facts for row in _part_rows(launches, suffix)] if rows else []
+    sides = [*zip(("", BEFORE), case.sides, strict=True)]
+    rows = [row for suffix, (*_, results) in sides for row in _rank_rows(results, suffix)]
+    rows += [row for suffix, (_, launches, _) in sides for row in _part_rows(launches, suffix)] if rows else []
     return Drawing(rows, max(end for row in rows for bars in row.bars for _, end in bars.spans)) if rows else None
 
 
-def _rank_rows(launches: Sequence[Launch], suffix: str) -> Iterator[Row]:
+def _rank_rows(results: Sequence[WorkloadResult], suffix: str) -> Iterator[Row]:
     """Yield rows of each rank of the first profiled launch: compute, what is exposed, communication, copies."""
-    for rank, lanes in enumerate(next((one.result.timeline for one in launches if any(one.result.timeline)), ())):
+    for rank, lanes in enumerate(next((one.timeline for one in results if any(one.timeline)), ())):
         drawn = drawn_lanes(lanes)
         rest = [name for name in drawn if name not in (Lane.COMPUTE, Lane.EXPOSED, Lane.COPY)]
         for names, height in (([Lane.COMPUTE], 1.0), ([Lane.EXPOSED], 0.4), (rest, 1.0), ([Lane.COPY], 1.0)):
@@ -184,7 +184,7 @@ def _part_rows(launches: Launches, suffix: str) -> Iterator[Row]:
 
 def waits_drawing(case: Case) -> Drawing | None:
     """Return how long each rank of the first launch waits in collectives, by step; None where it is not known."""
-    result = case.candidate[0].result if case.candidate else None
+    result = next(iter(case.results[Side.CANDIDATE].values()), None)
     if result is None or len(result.collective_ms) < 2 or not result.collective_ms[0]:
         return None
     waits_ms = np.asarray(result.collective_ms)

@@ -50,9 +50,8 @@ from pytest_aorta.result.trace.schedule import ScheduleOfRanks, distinct_schedul
 if TYPE_CHECKING:
     from pytest_aorta.result.measurements import WorkloadResult
 
-# Medians of at most 16 groups of values; fewer values or groups show no growth.
+# Medians of at most 16 groups of values; fewer groups show no growth.
 _MAX_GROUPS = 16
-_MIN_VALUES = 10
 _MIN_GROUPS = 7
 # Neighboring steps are correlated, often with a lag-1 autocorrelation of 0.6, so a group has at least this many steps.
 DEPENDENT_STEPS = 5
@@ -64,10 +63,10 @@ def growth(values: Sequence[float], dependent: int = 1) -> float:
 
     The slope is estimated from the medians of up to 16 groups of consecutive values, each of at least ``dependent``
     values because neighboring values are correlated. The bound of its confidence interval that is closer to 0 counts. A
-    decline is negative. Fewer than 10 values or 7 groups show no growth.
+    decline is negative. Fewer than 7 groups show no growth.
     """
     groups = min(_MAX_GROUPS, len(values) // dependent)
-    if len(values) < _MIN_VALUES or groups < _MIN_GROUPS or min(values) <= 0:
+    if groups < _MIN_GROUPS or min(values) <= 0:
         return 0.0
     bounds = [len(values) * number // groups for number in range(groups + 1)]
     medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
@@ -256,11 +255,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         """Return the kind of device that the ranks computed on, such as ``cuda``."""
         return str(self.environment.get("device", "cuda"))
 
-    @property
-    def kernel_ms(self) -> dict[str, float]:
-        """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
-        return {family: time.ms for family, time in self.kernels.items()}
-
     def growth_of(self, memory: str) -> list[float]:
         """Return the growth of each rank's ``memory`` or ``resident`` memory as a fraction of its median, if known."""
         grown, used = (getattr(self, f"{memory}{part}_bytes") for part in ("_growth", ""))
@@ -333,7 +327,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
 
 def _grown(ranks: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
     """Return the median and the growth of each rank's bytes; empty if they were read in too few steps."""
-    is_known = all(len(values) >= _MIN_VALUES and min(values) > 0 for values in ranks)
+    is_known = all(len(values) >= _MIN_GROUPS and min(values) > 0 for values in ranks)
     return [(used := round(median(values)), growth(values) * used) for values in ranks] if is_known else []
 
 
@@ -444,4 +438,12 @@ def _lags_by_step_ms(collective_ms: Sequence[Sequence[float]]) -> NDArray[np.flo
     if len(collective_ms) < 2 or not collective_ms[0]:
         return np.empty((0, 0))
     waits = np.asarray(collective_ms)
-    return np.stack([np.median(np.delete(waits, rank, axis=0), axis=0) - own for rank, own in enumerate(waits)])
+    num_ranks = len(waits)
+    # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its
+    # peers is one of two neighboring sorted waits, or the mean of two such pairs.
+    order = np.argsort(waits, axis=0)
+    position = np.argsort(order, axis=0)
+    in_order = np.take_along_axis(waits, order, axis=0)
+    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
+    peers = [np.where(position <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
+    return np.asarray((peers[0] + peers[1]) / 2 - waits)

@@ -120,7 +120,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         environment: versions and devices that numbers depend on.
         collective_ms: time in collectives in each step, from this rank's arrival at a collective to its end; of all
             steps, or of as many of the last steps as are known.
-        memory_bytes: memory in use before evenly spaced steps, fewer than 24 of them: what the device's allocator, or
+        memory_bytes: memory in use before evenly spaced steps, fewer than 14 of them: what the device's allocator, or
             malloc on CPU ranks, has given out.
         resident_bytes: memory of the process that is resident on the host, before the same steps.
         cpu_wait: for which part of the steps' time threads of this rank waited for a CPU, summed over threads; None on
@@ -236,7 +236,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
         tensor_hashes: the hashes of logical tensors, on which all ranks agree.
         rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
         rank_metrics: ``rank_metrics[name][rank]``; the unit is part of the name.
-        memory_bytes: ``memory_bytes[rank]``: memory in use before evenly spaced steps, fewer than 24 of them.
+        memory_bytes: ``memory_bytes[rank]``: memory in use before evenly spaced steps, fewer than 14 of them.
         overlap: ``overlap[rank][profiled step]``; empty if no step was profiled.
         overlap_as_run: ``overlap_as_run[rank][profiled step]``, without a head start; empty on CPU ranks.
         head_start: the lead of each host that has one.

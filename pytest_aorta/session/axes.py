@@ -3,9 +3,10 @@
 import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 from typing import TypeAlias
 
 from packaging.requirements import Requirement
@@ -48,22 +49,13 @@ class Axis(ABC):
 
     def __init__(self, references: References) -> None:
         self.references = references
-        self._opened: dict[Point, Reference] = {}
+        # Return a point as a version to launch; raise SpecError if it can't be checked out or built.
+        self.reference: Callable[[Point], Reference] = cache(self._open)
 
     @property
     def bad(self) -> Point:
         """The point with all changes."""
         return frozenset(range(len(self.changes)))
-
-    def reference(self, point: Point) -> Reference:
-        """Return a point as a version to launch.
-
-        Raises:
-            SpecError: It can't be checked out or built.
-        """
-        if point not in self._opened:
-            self._opened[point] = self._open(point)
-        return self._opened[point]
 
     @abstractmethod
     def _open(self, point: Point) -> Reference: ...
@@ -186,9 +178,9 @@ class Variables(Axis):
 
     def _open(self, point: Point) -> Reference:
         good, bad = self._values
-        values = {name: good[name] for name in good.keys() - set(self._names)}
-        for number, name in enumerate(self._names):
-            values |= {key: value for key, value in (bad if number in point else good).items() if key == name}
+        moved = {self._names[number] for number in point}
+        values = {name: value for name, value in good.items() if name not in moved}
+        values |= {name: value for name, value in bad.items() if name in moved}
         return self.references.side(replace(self._side, text=self.short(point), variables=values))
 
 
@@ -205,7 +197,7 @@ class Releases(Axis):
         self.changes = self._points[1:]
 
     def _releases(self, span: Span) -> list[str]:
-        ends = first, last = [Version(end) for end in span.ends]
+        ends = first, last = [Version(end.partition("+")[0]) for end in span.ends]
         pre = any(end.is_prerelease for end in ends)
         known = releases_of(span.package, self.references.rootdir, pre=pre)
         versions = {one: version for one in known if first <= (version := Version(Version(one).public)) <= last}

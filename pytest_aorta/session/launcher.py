@@ -253,7 +253,7 @@ class Launcher:
         if fresh is not None and self.world.nodes > 1:
             raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
-            raise SpecError(f"--aorta-ab={version.name}: the reference exists on this node only; use nodes=1")
+            raise SpecError(f"{version.name}: this side exists on this node only; use nodes=1")
 
     def _plan(self, request: LaunchRequest, version: Reference | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm

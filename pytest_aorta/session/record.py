@@ -6,14 +6,12 @@ page and the history are functions of records.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NoReturn
 
-import msgspec
 import pytest
 
 from pytest_aorta.common.errors import DevicesUnavailable
@@ -239,15 +237,6 @@ class TestRecord(Model, frozen=True):
     def is_undecided(self) -> bool:
         """Return True if a verdict of the test is inconclusive."""
         return any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in self.verdicts)
-
-    def to_text(self) -> str:
-        """Return the record as JSON that keeps infinite changes, for :meth:`from_text`."""
-        return json.dumps(msgspec.to_builtins(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> TestRecord:
-        """Return the record that :meth:`to_text` wrote."""
-        return msgspec.convert(json.loads(text), cls)
 
 
 class RunningTest:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import LaunchError, SpecError
+from pytest_aorta.plan.launch_plan import Words
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.bitwise import num_steps
@@ -18,7 +19,7 @@ _RECORD = {"warmup": 0, "hash_weights": True, "hash_every_step": True, "hash_sta
 def restarted_script(
     worlds: Sequence[DistributedWorld],
     script: str | Path,
-    args: Sequence[tuple[str, ...] | list[str]],
+    args: Sequence[Words],
     settings: Mapping[str, Any],
     after: int,
     restarts: int,

@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief
+from pytest_aorta.plan.launch_plan import Words
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
@@ -133,8 +134,8 @@ class WorkloadRunner(DistributedWorld):
     def compare_restart(
         self,
         target: Mapping[str, Any] | str | Path,
-        args: tuple[str, ...] | list[str] = (),
-        resume_args: tuple[str, ...] | list[str] = (),
+        args: Words = (),
+        resume_args: Words = (),
         *,
         after: int,
         steps: int | None = None,
@@ -228,13 +229,13 @@ class WorkloadRunner(DistributedWorld):
     def compare_arrangements(
         self,
         target: str | Path | Mapping[str, Any],
-        args: tuple[str, ...] | list[str] = (),
+        args: Words = (),
         *,
         batch_arg: str | None = None,
         accumulate_arg: str | None = None,
         others: Sequence[Any] = (),
         environment: Mapping[str, str] | None = None,
-        fresh: tuple[str, ...] | list[str] | None = (),
+        fresh: Words | None = (),
         label: str = "arrangements",
     ) -> list[Verdicts]:
         """Train the first step on the same samples in other arrangements; fail the test if gradients differ.

@@ -55,39 +55,38 @@ def _speak(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@dataclass
 class Session:
     """The state that all launches of one process share.
 
     Attributes:
         options: Options of the run.
-        launchers: What starts the ranks of plans.
+        make_launcher: Makes what starts the ranks of plans of a kind.
         line: Shows the state of a running launch; None shows nothing, and commands say it on standard error.
         say: Shows lines to the user during a run, such as what a test waits for.
         bisection: The search for a commit that comparisons are part of; None compares with baselines.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        make_launcher: Callable[[LauncherKind], RankLauncher] = make_launcher,
-        *,
-        find_devices: Callable[[], list[Device]] | None = None,
-        line: SpokenState | None = None,
-        say: Callable[[str], None] = _speak,
-        bisection: Bisection | None = None,
-    ) -> None:
-        self.options = options
-        self.launchers: Launchers = Launchers(make_launcher)
-        self.line: SpokenState | None = line
-        self.say: Callable[[str], None] = say
-        self.bisection: Bisection | None = bisection
-        self.references: References = References(options.ab, options.rootdir, say)
-        self._find_devices = find_devices or visible_devices
+    options: Options
+    make_launcher: Callable[[LauncherKind], RankLauncher] = make_launcher
+    line: SpokenState | None = None
+    say: Callable[[str], None] = _speak
+    bisection: Bisection | None = None
+
+    @cached_property
+    def launchers(self) -> Launchers:
+        """The launchers that were used, each made when first needed."""
+        return Launchers(self.make_launcher)
+
+    @cached_property
+    def references(self) -> References:
+        """The A/B references, each opened when first needed."""
+        return References(self.options.ab, self.options.rootdir, self.say)
 
     @cached_property
     def devices(self) -> list[Device]:
-        """The visible GPUs, looked up when first needed; none under ``--aorta-gpus=0``."""
-        return [] if self.options.gpus == 0 else self._find_devices()
+        """The visible GPUs; the driver is asked when they are first needed, and not under ``--aorta-gpus=0``."""
+        return [] if self.options.gpus == 0 else visible_devices()
 
     def close(self) -> None:
         """Close the launchers."""

@@ -20,7 +20,7 @@ from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
-from pytest_aorta.plan.launch_plan import FunctionCall, LaunchRequest, script_settings
+from pytest_aorta.plan.launch_plan import FunctionCall, LaunchRequest, Words, script_settings
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, check_environment, find_workload, resolve_config
 from pytest_aorta.result.folder import VALUE_FILE
 from pytest_aorta.result.measurements import WorkloadResult
@@ -85,11 +85,11 @@ class DistributedWorld:
     def run_script(
         self,
         script: str | Path,
-        args: tuple[str, ...] | list[str] = (),
+        args: Words = (),
         *,
         environment: Mapping[str, str] | None = None,
         record: Mapping[str, Any] | None = None,
-        fresh: tuple[str, ...] | list[str] | None = None,
+        fresh: Words | None = None,
     ) -> WorkloadResult:
         """Launch your own training script, and return its result as :meth:`run` does.
 
@@ -113,11 +113,11 @@ class DistributedWorld:
 
     def run_command(
         self,
-        command: tuple[str, ...] | list[str],
+        command: Words,
         *,
         environment: Mapping[str, str] | None = None,
         record: Mapping[str, Any] | None = None,
-        fresh: tuple[str, ...] | list[str] | None = None,
+        fresh: Words | None = None,
     ) -> WorkloadResult:
         """Launch a command that starts its own ranks, such as ``["accelerate", "launch", "train.py"]``.
 

@@ -30,6 +30,8 @@ from pytest_aorta.verdict.verdicts import Reason, Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
+# Fewer launches show no drift: a few may rise one after another by chance.
+_LAUNCHES_THAT_DRIFT = 10
 _BUFFER_HASH = "buffer_hash"
 # Launches that a refusal advises to add at once.
 _MANY = 10
@@ -250,7 +252,7 @@ def _noise_problems(metric: Metric, values: Sequence[float], tolerance: float) -
             found.append(f"launch {number} is an outlier, {off} from the median")
     # Values on linear scales may be 0, so their growth is computed from exponentials, as for logs.
     drift = growth([math.exp(value) for value in values])
-    if abs(drift) > tolerance / 2:
+    if len(values) >= _LAUNCHES_THAT_DRIFT and abs(drift) > tolerance / 2:
         found.append(f"drifts over the launches by {format_change(drift, scale)} in total")
     return found
 

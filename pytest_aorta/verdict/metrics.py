@@ -261,7 +261,7 @@ def _other_steps_ms(facts: LaunchFacts) -> Value:
 
 
 def _kernel_ms(facts: LaunchFacts) -> Value:
-    times = [ms for family, ms in facts.kernel_ms.items() if is_compute(family)]
+    times = [time.ms for family, time in facts.kernels.items() if is_compute(family)]
     return math.fsum(times) if times else None
 
 
@@ -523,7 +523,7 @@ def format_value(value: Value, unit: str, *, exact: bool = False) -> str:
         return "-"
     if isinstance(value, str):
         return value[:12]
-    if unit == "B" and not exact:
+    if unit == "B" and not exact and math.fabs(value) >= 2**14:
         return f"{value / 2**20:.5g} MiB"
     if value % 1 == 0 and (exact or math.fabs(value) < 1e7):
         return f"{value:,.0f} {unit}".rstrip()

@@ -3,13 +3,12 @@
 import os
 import re
 import sys
-from pathlib import Path
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.evidence import log_tail
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.worker.accelerator import own_device
+from pytest_aorta.worker.own_plan import own_folder
 from pytest_aorta.worker.simulation import is_simulated
 
 # Processor time of child processes that is more than that of a tool which the script has called, in seconds.
@@ -86,9 +85,9 @@ def _all_children_s() -> float:
 
 def _last_lines() -> str:
     """Return the last lines of this rank's output, each behind a bar; empty without any."""
-    if (folder := os.environ.get(variables.RANK_FOLDER)) is None:
+    if (folder := own_folder()) is None:
         return ""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    lines = log_tail(Path(folder) / OUTPUT_LOG)[-_LAST_LINES:]
+    lines = log_tail(folder / OUTPUT_LOG)[-_LAST_LINES:]
     return "".join(["; its last lines:" if lines else "", *(f"\n  | {brief(line)}" for line in lines)])

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
+from pytest_aorta.common.model import Fact
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.worker.torch_private import cuda_sleep
 
@@ -167,11 +168,9 @@ class Delay:
             pass
 
 
-def device_facts(device: torch.device) -> dict[str, str | int | float | bool | None]:
+def device_facts(device: torch.device) -> dict[str, Fact]:
     """Return the model of an accelerator, and the versions and switches that its numbers depend on."""
-    facts: dict[str, str | int | float | bool | None] = {
-        "device_name": torch.get_device_module(device).get_device_name(device)
-    }
+    facts: dict[str, Fact] = {"device_name": torch.get_device_module(device).get_device_name(device)}
     if device.type == DeviceKind.CUDA:
         facts |= {
             "cuda": torch.version.cuda,

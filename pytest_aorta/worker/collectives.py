@@ -5,16 +5,13 @@ its waits are the shortest. On CUDA the times come from NCCL's flight recorder, 
 events if TORCH_NCCL_ENABLE_TIMING is set. On CPU, where collectives block, a rank waits whenever it does not compute.
 """
 
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
@@ -23,6 +20,7 @@ from pytest_aorta.result.trace.kineto import DTYPES
 from pytest_aorta.result.trace.kineto_costs import RecordedCall
 from pytest_aorta.result.trace.rank_files import Arrivals, flight_records
 from pytest_aorta.worker.accelerator import on_accelerator
+from pytest_aorta.worker.own_plan import own_folder
 from pytest_aorta.worker.simulation import is_simulated, requested_calls
 from pytest_aorta.worker.torch_private import c10d
 
@@ -65,9 +63,9 @@ def waits_of_steps_ms(
 
 def leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
     """Write this rank's steps and its arrivals at collectives into the rank's folder, if the launch names one."""
-    folder = os.environ.get(variables.RANK_FOLDER)
+    folder = own_folder()
     entries = flight_records("fr")
-    if not folder or entries is None:
+    if folder is None or entries is None:
         return
     document = Arrivals(
         began_ns=list(began_ns),
@@ -75,7 +73,7 @@ def leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
         known_from_ns=_known_from_ns(entries) if entries else max(ended_ns, default=0),
         arrived_ns={_name(entry): entry["time_created_ns"] for entry in entries if not entry["is_p2p"]},
     )
-    write_json(Path(folder) / ARRIVALS_FILE, to_builtins(document), durable=False)
+    write_json(folder / ARRIVALS_FILE, to_builtins(document), durable=False)
 
 
 def _known_from_ns(entries: Sequence[dict[str, Any]]) -> int:

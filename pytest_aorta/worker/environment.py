@@ -6,6 +6,7 @@ import sys
 
 import torch
 
+from pytest_aorta.common.model import Fact
 from pytest_aorta.plan.workloads import CPU_KERNELS, cpu_field, is_allowed
 from pytest_aorta.worker import weight_hash
 from pytest_aorta.worker.accelerator import device_facts
@@ -30,7 +31,7 @@ def python_tracer() -> str | None:
 
 def environment_facts(
     device: torch.device, *, bitwise_reproducible: bool | None = None, any_cpu: bool = False
-) -> dict[str, str | int | float | bool | None]:
+) -> dict[str, Fact]:
     """Return versions, device model, numeric switches and environment variables of this rank, as flat JSON values.
 
     The environment variables are those that a config may set.
@@ -47,7 +48,7 @@ def environment_facts(
     """
     if bitwise_reproducible is None:
         bitwise_reproducible = _is_reproducible(device)
-    facts: dict[str, str | int | float | bool | None] = {
+    facts: dict[str, Fact] = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "device": device.type,

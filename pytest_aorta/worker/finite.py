@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pytest_aorta.common.text import distinct
 from pytest_aorta.result.evidence import FirstNotFinite
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.layout import NamedTensor, local_part
 from pytest_aorta.worker.torch_private import disable_dynamo, foreach_norm
 
 # torch.isfinite supports these types on every device.
@@ -66,14 +66,12 @@ class Optimizers:
         if all(known() is not optimizer for known in self._known):
             self._known.append(weakref.ref(optimizer))
 
-    def named(
-        self, *only: torch.optim.Optimizer, inside: Sequence[torch.nn.Module] | None = None
-    ) -> list[tuple[str, torch.Tensor]]:
+    def named(self, *only: torch.optim.Optimizer, inside: Sequence[torch.nn.Module] | None = None) -> list[NamedTensor]:
         """Return the parameters of some optimizers, or of all that exist, by names that differ.
 
         ``inside`` has the :func:`roots`, if the caller has searched for them already.
         """
-        found: dict[int, tuple[str, torch.Tensor]] = {}
+        found: dict[int, NamedTensor] = {}
         for optimizer in only or filter(None, (known() for known in self._known)):
             for number, group in enumerate(optimizer.param_groups):
                 found |= {id(part): (f"{number}.{place}", part) for place, part in enumerate(group["params"])}
@@ -226,35 +224,25 @@ def refuse_non_finite(result: RankResult) -> None:
             raise NotFinite(f"metric {name} of rank {_rank()} is {value}; record a finite number, or no such metric")
 
 
-def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], when: str) -> None:
+def refuse_parameters(named: Iterable[NamedTensor], when: str) -> None:
     """Check this rank's part of each parameter; not collective. ``when`` is the time of the check, for the message.
 
     Raises:
         NotFinite: An element is NaN or infinite.
     """
-    checked = list(_checked_parts(named))
-    if not checked:
-        return
-    # Read from the device once, not once per parameter.
-    device = checked[0][1].device
-    are_finite = torch.stack([_is_finite(part).all().to(device) for _, part in checked]).tolist()
-    for (name, part), is_finite in zip(checked, are_finite, strict=True):
-        if not is_finite:
-            count = int((~_is_finite(part)).sum())
+    for name, part in _checked_parts(named):
+        values = part.to(torch.bfloat16) if part.dtype in _CHECKED_AS_BFLOAT16 else part
+        if count := int((~values.isfinite()).sum()):
             raise NotFinite(
                 f"parameter {name} of rank {_rank()} has {count} of {part.numel()} elements that are NaN or infinite "
                 f"{when}; look at the learning rate and the gradients of the steps before"
             )
 
 
-def _checked_parts(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _checked_parts(named: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
     """Return this rank's part of each parameter that has data and can be NaN."""
     for name, tensor in named:
         if not (tensor.is_meta or is_lazy(tensor)):
             part = local_part(tensor.detach())
             if part.dtype in (*CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel():
                 yield name, part
-
-
-def _is_finite(part: torch.Tensor) -> torch.Tensor:
-    return (part.to(torch.bfloat16) if part.dtype in _CHECKED_AS_BFLOAT16 else part).isfinite()

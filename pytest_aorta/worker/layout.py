@@ -9,13 +9,16 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import torch
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
+
+# A tensor with its name in a module or an optimizer.
+NamedTensor: TypeAlias = tuple[str, torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.first_step import FirstStep
 from pytest_aorta.worker.functions import call_function
 from pytest_aorta.worker.groups import keep_groups
+from pytest_aorta.worker.layout import NamedTensor
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recording
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
@@ -120,8 +121,7 @@ def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
             convert(document, RankResult, f"the result of {source}")
     _leave_returned(folder)
     _refuse_leaks(plan.reference)
-    result = _checked(result, workload.named_parameters(), "at the end of the run")
-    _finish(folder, result, python_tracer())
+    _finish(folder, _checked(result, workload.named_parameters(), "at the end of the run"), python_tracer())
     workload.cleanup()
 
 
@@ -136,8 +136,7 @@ def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> N
     recorded = observer.result(recording.values, has_own_steps=True)
     result = _with_result_of(given, f"{spec.class_name}.run()", recorded)
     recording.refuse_non_finite()
-    result = _checked(result, recording.named_parameters(), "at the end of the run")
-    _finish(folder, result, python_tracer())
+    _finish(folder, _checked(result, recording.named_parameters(), "at the end of the run"), python_tracer())
     workload.cleanup()
 
 
@@ -251,7 +250,7 @@ def _put_first(folders: Sequence[str]) -> None:
     sys.path[:] = [*sys.path[before:], *sys.path[:before]]
 
 
-def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> RankResult:
+def _checked(result: RankResult, named: Iterable[NamedTensor], when: str) -> RankResult:
     """Return a result whose numbers and parameters are finite; without its numbers if nothing was exchanged.
 
     Raises:

@@ -236,8 +236,9 @@ class Observer:
             found = self._new(optimizer)
             if self.record.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
-        # A checkpoint and averaged models are written after the optimizer's step.
-        found.hash_state()
+        if self.record.hash_state:
+            # A checkpoint and averaged models are written after the optimizer's step.
+            found.hash_state()
         if 0 < self.record.stop_after == found.num_steps:
             self._is_stopped = True
             for one in self._all:

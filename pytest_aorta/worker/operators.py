@@ -6,18 +6,15 @@ eager code and from the graphs of ``aot_eager``. Kernels that inductor generates
 
 import hashlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import OPERATORS_FILE
@@ -30,6 +27,7 @@ from pytest_aorta.result.trace.rank_files import (
 )
 from pytest_aorta.worker.finite import CHECKED
 from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
+from pytest_aorta.worker.own_plan import own_folder
 from pytest_aorta.worker.places import Places
 from pytest_aorta.worker.torch_private import (
     FakeTensor,
@@ -98,9 +96,9 @@ class OperatorCapture(TorchDispatchMode):
         if self._step is None:
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        if folder := os.environ.get(variables.RANK_FOLDER):
+        if (folder := own_folder()) is not None:
             operators = StepOperators(self._step, self.calls())
-            write_json(Path(folder) / OPERATORS_FILE, to_builtins(operators), durable=False)
+            write_json(folder / OPERATORS_FILE, to_builtins(operators), durable=False)
         self._step = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

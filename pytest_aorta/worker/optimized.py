@@ -23,14 +23,14 @@ from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.collectives import calls_by_step
 from pytest_aorta.worker.costs import STEPS_TO_COUNT, StepCounter
 from pytest_aorta.worker.finite import optimizers, parts_of, untraced
-from pytest_aorta.worker.layout import is_dtensor, local_part
+from pytest_aorta.worker.layout import NamedTensor, is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.steps import StepTimer
 from pytest_aorta.worker.torch_private import buffers_of, disable_current_modes
 from pytest_aorta.worker.training import Training
 from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
-_Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
+_Named: TypeAlias = Callable[[Optimizer], list[NamedTensor]]
 # Steps of an optimizer that are timed before some are profiled; those after the profiled ones are timed too.
 TIMED_STEPS = 20
 # Steps of other optimizers in one profiled step; after more, the script has left the loop of the profiled optimizer.
@@ -248,7 +248,7 @@ class Optimized:
     def belongs_to(
         self,
         roots: Iterable[torch.nn.Module],
-        named: Iterable[tuple[str, torch.Tensor]],
+        named: Iterable[NamedTensor],
         *,
         hash_buffers: bool,
     ) -> None:
@@ -291,7 +291,7 @@ class Optimized:
         if (optimizer := self.optimizer()) is not None:
             self._hash(self._named(optimizer), again=is_last)
 
-    def _hash(self, named: Iterable[tuple[str, torch.Tensor]], *, again: bool) -> None:
+    def _hash(self, named: Iterable[NamedTensor], *, again: bool) -> None:
         self.hashes.add(self.num_steps, named, again=again)
         buffers = [
             (before + key, buffer)
@@ -308,7 +308,7 @@ class Optimized:
         if (optimizer := self.optimizer()) is not None:
             self._hash_state(self._named(optimizer), optimizer.state)
 
-    def _hash_state(self, named: Sequence[tuple[str, torch.Tensor]], held_by: Mapping[torch.Tensor, Any]) -> None:
+    def _hash_state(self, named: Sequence[NamedTensor], held_by: Mapping[torch.Tensor, Any]) -> None:
         if self.num_steps > self._every or not self._every:
             return
         names = {id(part): logical_name(name) for name, part in named}
@@ -332,7 +332,7 @@ class Optimized:
         self._last_words = weakref.finalize(optimizer, self._hash_freed, named, optimizer.state)
         self._last_words.atexit = False
 
-    def _hash_freed(self, named: Sequence[tuple[str, torch.Tensor]], state: Mapping[torch.Tensor, Any]) -> None:
+    def _hash_freed(self, named: Sequence[NamedTensor], state: Mapping[torch.Tensor, Any]) -> None:
         # The collector may free an optimizer while torch traces with fake tensors.
         with disable_current_modes():
             self._hash(named, again=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler import profile, record_function
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.options import TORCH
@@ -58,7 +56,7 @@ from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_acce
 from pytest_aorta.worker.collectives import recorded_calls
 from pytest_aorta.worker.costs import costs_of, with_compilations
 from pytest_aorta.worker.lines import Lines
-from pytest_aorta.worker.own_plan import own_plan
+from pytest_aorta.worker.own_plan import own_folder, own_plan
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.streams import marked_streams
@@ -354,8 +352,8 @@ class ScriptCapture(ScriptProfiler):
 
 
 def _asked_trace_path() -> Path | None:
-    plan = own_plan()
-    return None if plan is None or plan.profiler != TORCH else Path(os.environ[variables.RANK_FOLDER]) / TRACE_FILE
+    folder, plan = own_folder(), own_plan()
+    return folder / TRACE_FILE if folder and plan and plan.profiler == TORCH else None
 
 
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:

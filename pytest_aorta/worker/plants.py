@@ -1,7 +1,6 @@
 """Faults that ``aorta selftest`` plants into a rank, through public hooks and functions of torch alone."""
 
 import atexit
-import functools
 import math
 import os
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.worker.accelerator import device_kind, own_device, synchronize
 from pytest_aorta.worker.finite import untraced
 from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.replacing import replace
 
 # The optimizer's step that a fault of one step falls into: training has begun, and short runs have it too.
 _STEP = 2
@@ -99,10 +99,11 @@ def _watch_steps(planted: Planted) -> None:
     factors = {Plant.LOST_GRADIENT: 0.0, Plant.NAN: math.nan, Plant.SUMMED: float(ranks)}
     if planted.plant not in factors:
         return
-    backward, factor = torch.autograd.backward, factors[planted.plant]
+    factor = factors[planted.plant]
 
-    @functools.wraps(backward)
-    def changed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:
+    def changed(
+        backward: Callable[..., None], tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any
+    ) -> None:
         nonlocal chosen
         # Where optimizers step within a backward pass, several have stepped before the second pass begins.
         if chosen is None and steps >= _STEP - 1:
@@ -116,20 +117,18 @@ def _watch_steps(planted: Planted) -> None:
             grad_tensors = [factor * (torch.ones_like(root) if own is None else own) for root, own in pairs]
         backward(tensors, grad_tensors, *args, **keywords)
 
-    torch.autograd.backward = changed
+    replace(torch.autograd, "backward", changed)
 
 
 def _share_samples(planted: Planted) -> None:
     """Give each rank the samples of rank 0."""
-    construct = DistributedSampler.__init__
 
-    @functools.wraps(construct)
-    def constructed(sampler: DistributedSampler[Any], *args: Any, **keywords: Any) -> None:
+    def constructed(construct: Callable[..., None], sampler: Any, *args: Any, **keywords: Any) -> None:
         construct(sampler, *args, **keywords)
         sampler.rank = 0
         planted.mark.touch()
 
-    setattr(DistributedSampler, "__init__", constructed)  # noqa: B010 - its type is that of the original
+    replace(DistributedSampler, "__init__", constructed)
 
 
 def _flip_bit(optimizer: torch.optim.Optimizer) -> bool:
@@ -149,29 +148,23 @@ def _flip_bit(optimizer: torch.optim.Optimizer) -> bool:
 def _communicate_in_line(planted: Planted) -> None:
     """Make compute wait for each collective that is called from Python, and for the buckets of DDP."""
 
-    def in_line(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **keywords: Any) -> Any:
-            work = original(*args, **keywords)
-            if work is not None:
-                work.wait()
-            synchronize(own_device())
-            planted.mark.touch()
-            return work
+    def in_line(request: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        work = request(*args, **keywords)
+        if work is not None:
+            work.wait()
+        synchronize(own_device())
+        planted.mark.touch()
+        return work
 
-        return call
-
-    for name in filter(functools.partial(hasattr, dist), _COLLECTIVES):
-        setattr(dist, name, in_line(getattr(dist, name)))
-    construct = DistributedDataParallel.__init__
-
-    @functools.wraps(construct)
-    def constructed(model: DistributedDataParallel, *args: Any, **keywords: Any) -> None:
+    def constructed(construct: Callable[..., None], model: Any, *args: Any, **keywords: Any) -> None:
         construct(model, *args, **keywords)
         # DDP refuses annotations that are text.
         model.register_comm_hook(None, lambda _state, bucket: _reduce_in_line(bucket))
 
-    setattr(DistributedDataParallel, "__init__", constructed)  # noqa: B010 - its type is that of the original
+    for name in _COLLECTIVES:
+        if hasattr(dist, name):
+            replace(dist, name, in_line)
+    replace(DistributedDataParallel, "__init__", constructed)
 
 
 def _reduce_in_line(bucket: Any) -> torch.futures.Future[torch.Tensor]:

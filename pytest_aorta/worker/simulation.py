@@ -28,7 +28,7 @@ from pytest_aorta.result.measurements import PADDED, RankResult
 from pytest_aorta.result.trace.kineto_costs import RecordedCall
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.finite import untraced
-from pytest_aorta.worker.layout import is_dtensor
+from pytest_aorta.worker.layout import NamedTensor, is_dtensor
 from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.torch_private import (
     FakeTensorMode,
@@ -259,7 +259,7 @@ def peak_memory(device: torch.device | None = None) -> int | None:
     return int(torch.accelerator.max_memory_allocated(device)) if has_memory else None
 
 
-def note_padded(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+def note_padded(named: Iterable[NamedTensor]) -> None:
     """Note the parameters that have fewer rows than ranks that share them, so that rows are added."""
     _padded.update(
         (name, None)
@@ -273,7 +273,7 @@ def note_padded(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     )
 
 
-def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]) -> RankResult:
+def without_values(result: RankResult, named: Iterable[NamedTensor]) -> RankResult:
     """Return a result without what needs exchanged data: losses, norms, hashes and waits; times stay.
 
     The result names the parameters that are padded: those that were noted, else those among ``named``. A script may

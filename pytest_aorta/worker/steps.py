@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -28,9 +29,10 @@ from pytest_aorta.worker.collectives import leave_arrivals, recorded_collectives
 from pytest_aorta.worker.costs import begin_measured_steps
 from pytest_aorta.worker.simulation import reset_peak_memory
 
-# Steps between readings of memory at first: a query of CUDA's allocator takes the host tens of microseconds. When there
-# are as many readings as are kept, every other one is dropped, and memory is read half as often.
-MEMORY_EVERY_STEPS, MEMORY_EVERY_CPU_STEPS, MOST_READINGS = 10, 2, 24
+# Steps between readings of memory at first: a query of CUDA's allocator or of malloc takes the host tens of
+# microseconds. When there are as many readings as are kept, every other one is dropped, and memory is read half as
+# often: seven readings show growth.
+MEMORY_EVERY_STEPS, MEMORY_EVERY_CPU_STEPS, MOST_READINGS = 10, 3, 14
 
 
 class Progress:
@@ -51,9 +53,9 @@ class Progress:
                 mapped = mmap.mmap(file.fileno(), 8)
         self._number = memoryview(mapped).cast("Q")
 
-    def advance(self, steps: int = 1) -> None:
-        """Count more entered steps."""
-        self.enter(self._count + steps)
+    def advance(self) -> None:
+        """Count one more entered step."""
+        self.enter(self._count + 1)
 
     def enter(self, step: int) -> None:
         """Set the number of the entered step, counted from 1."""
@@ -217,18 +219,18 @@ def _waited_s() -> float | None:
 
     The second number in ``schedstat`` has these nanoseconds (Documentation/scheduler/sched-stats.rst).
     """
-    children = " ".join(_texts("self", "children")).split()
+    children = b" ".join(_texts("self", "children")).decode("ascii").split()
     waits_ns = [int(text.split()[1]) for process in ("self", *children) for text in _texts(process, "schedstat")]
     return sum(waits_ns) / 1e9 if waits_ns else None
 
 
-def _texts(process: str, name: str) -> Iterator[str]:
+def _texts(process: str, name: str) -> Iterator[bytes]:
     """Yield what a file of the kernel tells of each thread of a process."""
-    # A process may end in between, and a thread of it.
-    with suppress(OSError):
-        for path in Path("/proc", process, "task").glob(f"*/{name}"):
-            with suppress(OSError):
-                yield path.read_text(encoding="ascii")
+    # A process may end in between, and a thread of it. Paths and buffers would take three times as long.
+    with suppress(OSError), os.scandir(f"/proc/{process}/task") as threads:
+        for thread in threads:
+            with suppress(OSError), FileIO(f"{thread.path}/{name}") as file:
+                yield file.read()
 
 
 def measure(
@@ -243,7 +245,8 @@ def measure(
         num_steps: Number of steps; their numbers begin at 0.
         device: Device that the steps run on.
     """
-    timer = StepTimer(device)
+    # A step of the loop may be several of the timer.
+    timer, progress = StepTimer(device, has_progress=False), Progress()
     # Ranks enter together and with empty streams, since the first step would otherwise include earlier work.
     synchronize(device)
     dist.barrier()
@@ -252,6 +255,7 @@ def measure(
     reset_peak_memory()
     began_s = time.perf_counter()
     for number in range(num_steps):
+        progress.enter(number + 1)
         run_step(number, timer)
     synchronize(device)
     return timer, time.perf_counter() - began_s

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import wraps
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -61,8 +61,7 @@ def _global_rank(group: dist.ProcessGroup, number: int) -> int:
 @contextmanager
 def marked_streams(device: torch.device) -> Iterator[None]:
     """Leave marks of streams, events and waits of the body in the profile that runs."""
-    module, numbers = torch.get_device_module(device), _Numbers()
-    replaced: list[tuple[Any, str, Any]] = []
+    module, numbers, undo = torch.get_device_module(device), _Numbers(), ExitStack()
     # The number of each request by the id of its work, or by those of the storages of its results. A later request may
     # take an id over.
     works: dict[int, int] = {}
@@ -85,15 +84,11 @@ def marked_streams(device: torch.device) -> Iterator[None]:
             return call(original, *args, **given)
 
         setattr(owner, name, replacement)
-        replaced.append((owner, name, original))
+        undo.callback(setattr, owner, name, original)
 
-    def waits(original: Callable[..., Any], stream: Any, other: Any) -> Any:
-        say(Said.WAITS_STREAM, stream, other)
+    def waits(what: Said, original: Callable[..., Any], stream: Any, other: Any) -> Any:
+        say(what, stream, other)
         return original(stream, other)
-
-    def waits_event(original: Callable[..., Any], stream: Any, event: Any) -> Any:
-        say(Said.WAITS_EVENT, stream, event)
-        return original(stream, event)
 
     def recorded(original: Callable[..., Any], event: Any, stream: Any = None) -> Any:
         say(Said.RECORDS, event, stream or stream_of())
@@ -146,36 +141,33 @@ def marked_streams(device: torch.device) -> Iterator[None]:
         with nullcontext() if number is None else record_function(f"{MARK} {Said.WAITS_WORK} {number}"):
             return original(work, *args, **given)
 
-    say(Said.ON, stream_of())
-    if device.type == "cpu":
-        # The streams of a device call the methods of events.
-        replace(module.Stream, "wait_stream", waits)
-        replace(module.Stream, "wait_event", waits_event)
-        replace(module.Stream, "record_event", of_stream)
-        # FSDP2 asks for it only where it has an event, which it now has on CPU ranks too.
-        replace(torch.accelerator, "current_stream", lambda *_: stream_of())
-    replace(module.Event, "record", recorded)
-    replace(module.Event, "wait", awaited)
-    for owner, name in (
-        (module.StreamContext, "__enter__"),
-        (module.StreamContext, "__exit__"),
-        (module, "set_stream"),
-    ):
-        replace(owner, name, switched)
-    for owner in (module.Stream, module.Event, module):
-        replace(owner, "synchronize", host)
-    for name in filter(_REQUEST.match, [*vars(dist.ProcessGroup)]):
-        replace(dist.ProcessGroup, name, messaged if name in ("send", "recv") else requested)
-    replace(dist.ProcessGroup, "_start_coalescing", opened)
-    replace(dist.ProcessGroup, "_end_coalescing", closed)
-    for owner in (dist.Work, *dist.Work.__subclasses__()):
-        replace(owner, "wait", work_waits)
-    for operator in functional_operators():
-        call = work_waits if "wait_tensor" in str(operator) else requested
-        replaced.append((operator, "_op", operator._op))
-        operator._op = _Called(operator._op, call)
-    try:
+    with undo:
+        say(Said.ON, stream_of())
+        if device.type == "cpu":
+            # The streams of a device call the methods of events.
+            replace(module.Stream, "wait_stream", partial(waits, Said.WAITS_STREAM))
+            replace(module.Stream, "wait_event", partial(waits, Said.WAITS_EVENT))
+            replace(module.Stream, "record_event", of_stream)
+            # FSDP2 asks for it only where it has an event, which it now has on CPU ranks too.
+            replace(torch.accelerator, "current_stream", lambda *_: stream_of())
+        replace(module.Event, "record", recorded)
+        replace(module.Event, "wait", awaited)
+        for owner, name in (
+            (module.StreamContext, "__enter__"),
+            (module.StreamContext, "__exit__"),
+            (module, "set_stream"),
+        ):
+            replace(owner, name, switched)
+        for owner in (module.Stream, module.Event, module):
+            replace(owner, "synchronize", host)
+        for name in filter(_REQUEST.match, [*vars(dist.ProcessGroup)]):
+            replace(dist.ProcessGroup, name, messaged if name in ("send", "recv") else requested)
+        replace(dist.ProcessGroup, "_start_coalescing", opened)
+        replace(dist.ProcessGroup, "_end_coalescing", closed)
+        for owner in (dist.Work, *dist.Work.__subclasses__()):
+            replace(owner, "wait", work_waits)
+        for operator in functional_operators():
+            call = work_waits if "wait_tensor" in str(operator) else requested
+            undo.callback(setattr, operator, "_op", operator._op)
+            operator._op = _Called(operator._op, call)
         yield
-    finally:
-        for owner, name, original in replaced:
-            setattr(owner, name, original)

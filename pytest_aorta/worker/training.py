@@ -90,13 +90,16 @@ class Training:
         # NumPy's numbers are floats too.
         value = float(value) if isinstance(value, float) and math.isfinite(value) else str(value)[:_LONGEST_VALUE]
         known = self._settings.setdefault((name, group), {})
-        if known.get(next(reversed(known), "")) != value and (
-            step <= max(NOTED_STEPS, self._most_every) or step.bit_count() == 1
-        ):
+        if known.get(next(reversed(known), "")) != value and self._is_noted(step):
             known[str(step)] = value
+
+    def _is_noted(self, step: int) -> bool:
+        return step <= max(NOTED_STEPS, self._most_every) or step.bit_count() == 1
 
     def note_gradients(self, step: int, optimizer: Optimizer) -> None:
         """Note, before the first backward pass of a step, whether it adds to gradients."""
+        if not self._is_noted(step):
+            return
         parts = (part for group in optimizer.param_groups for part in group["params"] if part.requires_grad)
         first = next(parts, None)
         self._note(step, GRADIENTS, "added" if first is not None and first.grad is not None else "cleared")
@@ -114,6 +117,8 @@ class Training:
 
         Most steps are as the one before, which has to be told in a few microseconds.
         """
+        if not self._is_noted(step):
+            return
         groups = zip(optimizer.param_groups, self._keys, strict=False)
         values = [value for group, keys in groups for value in map(group.get, keys)]
         # The comparison by identity waits for no device where a value is a tensor.
@@ -137,9 +142,9 @@ class Training:
                 self._shapes = shapes
                 self._note(step, BATCH, ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
             same = [part[:_MOST_SAMPLES] for part in parts_of_samples(tensors)]
-            is_small = step <= NOTED_STEPS and sum(part.nbytes for part in same) <= _SMALL_BYTES
-            is_small = is_small or step <= self._most_every
-            if may_sample and same and (is_small or step <= _SAMPLED or step.bit_count() == 1):
+            is_small = sum(part.nbytes for part in same) <= _SMALL_BYTES
+            is_due = step <= max(_SAMPLED, self._most_every) or step.bit_count() == 1
+            if may_sample and same and (is_small or is_due):
                 # A loader may use the memory again.
                 self._samples.append((step, [part.clone() for part in same]))
         if step <= self._most_every:
@@ -188,10 +193,9 @@ class TrainingNotes:
 
     def end_step(self, batch: object, num_backward: int = 1, clipped_to: float | None = None) -> None:
         """Note a step after its time, with its batch; of many steps, the first ones and some later ones."""
-        step = self._num_steps = self._num_steps + 1
-        if step <= NOTED_STEPS or step.bit_count() == 1:
-            inputs = Inputs(batch, num_backward, clipped_to=clipped_to)
-            self._training.note_step(step, self._optimizer, [self._model], inputs)
+        self._num_steps += 1
+        inputs = Inputs(batch, num_backward, clipped_to=clipped_to)
+        self._training.note_step(self._num_steps, self._optimizer, [self._model], inputs)
 
     def series(self) -> list[Series]:
         """Return the notes for the result of the rank, and wait for the device."""

@@ -41,7 +41,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_aorta.result.series import LocalWeights
 from pytest_aorta.worker.accelerator import group_device
-from pytest_aorta.worker.layout import Axis, Grid, is_dtensor, layout_of, local_grids, local_part
+from pytest_aorta.worker.layout import Axis, Grid, NamedTensor, is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.torch_private import WRAPPERS, is_flat_parameter
 
@@ -88,7 +88,7 @@ class LocalShard:
     offset: int
 
 
-def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = None) -> WeightHash:
+def hash_parameters(named: Iterable[NamedTensor], group: _Group = None) -> WeightHash:
     """Hash named tensors, in any order: DTensors of any sharding, and plain tensors replicated on every rank.
 
     Names count without the modules with which torch wraps others, e.g. ``_orig_mod`` of ``torch.compile``. Collective
@@ -152,7 +152,7 @@ class LocalHashes:
         self._steps: dict[int, tuple[list[_LocalSignature], torch.Tensor]] = {}
         self._problem = ""
 
-    def add(self, step: int, named: Iterable[tuple[str, torch.Tensor]], *, again: bool = False) -> None:
+    def add(self, step: int, named: Iterable[NamedTensor], *, again: bool = False) -> None:
         """Hash tensors after a step, unless it has a hash and they are not to be hashed ``again``.
 
         A tensor that can't be hashed is a problem of the record.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.accelerator import device_kind, on_accelerator
+from pytest_aorta.worker.layout import NamedTensor
 from pytest_aorta.worker.own_plan import own_plan
 
 
@@ -50,14 +51,14 @@ class Workload(ABC):
     def run(self) -> RankResult:
         """Warm up, run the measured loop and return this rank's result."""
 
-    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def named_parameters(self) -> Iterable[NamedTensor]:
         """Return the trained parameters, which must be finite at the end of the run.
 
         By default, these are the parameters of all modules that are attributes of the workload. Override this method
         if the workload keeps parameters elsewhere.
         """
         # A wrapper and the module in it have the same parameters, each of which is returned once.
-        found: dict[int, tuple[str, torch.Tensor]] = {}
+        found: dict[int, NamedTensor] = {}
         for attribute, value in vars(self).items():
             if isinstance(value, torch.nn.Module):
                 for name, parameter in value.named_parameters():

@@ -104,6 +104,7 @@ def test_functions_return_values_or_fail_with_the_rank_and_its_error(bodies):
     result.stdout.fnmatch_lines(SHOWN)
 
 
+@pytest.mark.extended
 def test_example_of_the_page_runs(inner):
     inner(EXAMPLE, "--aorta-gpus=0").assert_outcomes(passed=2)
 

@@ -88,6 +88,14 @@ def test_page_on_workloads_works_as_written(tmp_path):
     assert len(follow(DOCS / "add-a-workload.md", Shell(tmp_path / "project", environment))) >= 2
 
 
+@pytest.mark.parametrize("page", ["github.md", "gitlab.md"])
+def test_whole_files_of_a_page_are_those_that_it_commits(page):
+    found = list(blocks(DOCS / page))
+    names = {Path(block.file or "").parts[0] for block in found if block.language == "{literalinclude}"}
+    (command,) = (block.text.splitlines()[0] for block in found if block.text.startswith("git add "))
+    assert names == set(command.split()[2:])
+
+
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
     return Fresh(tmp_path_factory.mktemp("fresh") / "environment")

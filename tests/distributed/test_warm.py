@@ -313,9 +313,7 @@ def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
         assert held.read() == ""
 
 
-def test_server_is_replaced_when_killed_and_the_one_unused_longest_when_its_environment_changes(
-    own_servers, script_plan, monkeypatch
-):
+def test_killed_server_is_replaced_and_so_is_the_one_unused_longest(own_servers, script_plan, monkeypatch):
     monkeypatch.setattr(warm, "MAX_SERVERS", 2)
     environ = dict(os.environ)
     servers = own_servers(environ)

@@ -58,7 +58,8 @@ from pytest_aorta.plugin.hooks import RUN
 def pytest_sessionstart(session):
     gpus = json.loads((session.config.rootpath / "gpus.json").read_text())
     if gpus:
-        session.config.stash[RUN].devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
+        run = session.config.stash[RUN]
+        run.session.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
 
 
 def pytest_aorta_make_launcher(config):

@@ -152,7 +152,7 @@ def test_release_that_brought_the_change_in_is_found(search, ends, monkeypatch, 
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
-    code, changes, output = search({"since": ["9.0", "10.0"]}, ends[0], "--over=Toy@1.0..10.0")
+    code, changes, output = search({"since": ["9.0", "10.0"]}, ends[0], "--over=Toy@1.0..10.0+local")
     assert (code, changes) == (1, ["toy==9.0"]), output
     assert "A/B with toy==2.0" in output
 

@@ -1,11 +1,17 @@
 """``aorta bisect`` on a repository with planted commits; launches are faked."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 
 from pytest_aorta.cli.main import main
+from tests.distributed.processes import await_true, is_alive
 from tests.integration.conftest import FAKE_LAUNCHER, Project
 
 # The commit's file planted.json determines its launches; times have some noise.
@@ -232,6 +238,23 @@ def test_merge_is_searched_on_the_line_of_first_parents(repository):
     output = repository.finds(2)
     assert "3 commits after" in output
     assert "this is a merge; to search its branch: aorta bisect" in output
+
+
+def test_pytest_ends_when_the_command_that_started_it_is_killed(repository):
+    repository.commit(sleeps=100)
+    repository.commit()
+    file = repository.project.path / "pid"
+    write = f"import os, pathlib\npathlib.Path({str(file)!r}).write_text(str(os.getpid()))\n"
+    repository.project.write("test_toy.py", write + EXACT)
+    command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", "HEAD~1", "HEAD", "--", NODE]
+    with subprocess.Popen(command, cwd=repository.project.path) as started:
+        await_true(lambda: file.exists() and file.read_text())
+        started.kill()
+    try:
+        await_true(lambda: not is_alive(int(file.read_text())), limit_s=10)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGKILL)
 
 
 def test_more_than_one_test_is_refused(repository, capfd):

@@ -17,5 +17,5 @@ def test_missing_nodes_skip_the_test_or_fail_it(project):
 def test_reference_version_over_nodes_is_refused(versioned):
     body = "workload.again(workload.run('toy'), reference=True)"
     versioned.one_test(body, OVER_NODES)
-    shows = ["*SpecError: --aorta-ab=HEAD: the reference exists on this node only; use nodes=1"]
+    shows = ["*SpecError: HEAD: this side exists on this node only; use nodes=1"]
     versioned.run(*NODES, "--aorta-ab=HEAD", shows=shows, failed=1)

@@ -1,10 +1,8 @@
 import re
-import sys
 
 import pytest
 
 from pytest_aorta.plan.options import OPTIONS
-from tests.unit.fake_drivers import FakeNvml
 
 
 @pytest.mark.parametrize(
@@ -172,8 +170,7 @@ def test_required_gpus_that_are_lacking_fail_the_run(project, marks):
     result.stdout.no_fnmatch_line("During handling*")
 
 
-def test_visible_device_that_is_none_is_reported_in_the_header_and_by_its_test(project, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+def test_visible_device_that_is_none_is_reported_in_the_header_and_by_its_test(project, nvml, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c")
     project.one_test("workload.run('toy')")
     shows = [

@@ -2,22 +2,19 @@
 
 import json
 import re
-import sys
 
 import pytest
 
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
-from tests.unit.fake_drivers import FakeNvml
 
 # The text of the progress line, which is later erased.
 SLOW_LAUNCH = ("    prepare_folder(plan)\n", "    prepare_folder(plan)\n    import time\n    time.sleep(1.2)\n")
 
 
 @pytest.fixture
-def nvml(monkeypatch):
-    fake = FakeNvml(("GPU-0", "GPU-1"))
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    return fake
+def nvml(nvml):
+    nvml.names = ("GPU-0", "GPU-1")
+    return nvml
 
 
 def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learned):
@@ -44,7 +41,7 @@ def test_gpus_without_a_driver_to_ask_pass_and_the_result_says_why(nvml, learned
     nvml.error = nvml.NVMLError("Driver Not Loaded")
     learned.run("--aorta-results=kept").assert_outcomes(passed=1)
     kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
-    assert kept == {"source": "NVML", "problem": "NVML: Driver Not Loaded", "devices": [], "about": {}}
+    assert "Driver Not Loaded" in kept["problem"]
 
 
 def test_profiled_launch_keeps_its_traces_and_makes_no_baseline(nvml, learned):

@@ -58,7 +58,7 @@ def test_rank_that_failed_is_the_evidence(project):
     text = (project.path / "out/report.html").read_text()
     assert "rank 1 failed first: ValueError: boom" in text
     assert "train.py:7" in text
-    assert text.count('<span class="failure">1 failed launch</span>') == 2
+    assert text.count("1 failed launch") == 2
 
 
 def test_failure_of_the_test_itself_is_reported_with_its_location(project):

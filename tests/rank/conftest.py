@@ -66,3 +66,20 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Workload]]
             return workload
 
         yield make
+
+
+@pytest.fixture
+def deterministic() -> Iterator[Callable[..., None]]:
+    """Return a function that turns deterministic algorithms on until the end of the test."""
+    import torch
+
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def hip(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give torch the version of HIP that the parameter says; None is a torch for CUDA."""
+    import torch
+
+    monkeypatch.setattr(torch.version, "hip", request.param)

@@ -11,6 +11,7 @@ from aorta_workloads.copy_compute import CopyComputeWorkload
 from aorta_workloads.copy_compute.copies import KINDS, Copy
 from aorta_workloads.copy_compute.workload import make_variants
 
+from pytest_aorta.result.folder import steps_entered
 from pytest_aorta.worker import RankEnv, StepTimer
 from tests.rank.settings import default_config
 from tests.unit.builders import as_rank_of, make_plan
@@ -117,8 +118,10 @@ def test_profiled_steps_add_no_metric_of_communication(tmp_path, monkeypatch):
 
 def test_times_of_the_other_variants_are_no_steps_on_a_device(tmp_path, monkeypatch):
     monkeypatch.setattr(StepTimer, "collective_ms", lambda timer: [0.0] * len(timer.step_times_ms()))
+    folder = as_rank_of(make_plan(tmp_path / "run"), monkeypatch)
     result = launched(tmp_path, monkeypatch, profile_steps=0)
     assert (len(result.step_times_ms), result.collective_ms) == (2, [])
+    assert steps_entered(folder) == 2
 
 
 def test_launch_without_profiled_steps_leaves_the_trace_that_is_asked_for(tmp_path, monkeypatch):

@@ -87,13 +87,6 @@ def test_versions_of_the_libraries_that_generate_kernels_are_known(on_gpu, monke
     assert environment_facts(on_gpu)["triton"] is None
 
 
-@pytest.fixture
-def deterministic():
-    """Return a function that turns deterministic algorithms on until the end of the test."""
-    yield torch.use_deterministic_algorithms
-    torch.use_deterministic_algorithms(False)
-
-
 def test_a_deterministic_run_compiles_deterministic_kernels(deterministic, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     use_deterministic_algorithms(CPU)
@@ -110,9 +103,8 @@ REPRODUCIBLE = {
 }
 
 
-@pytest.mark.parametrize(("hip", "mode", "reproducible"), REPRODUCIBLE.values(), ids=REPRODUCIBLE)
-def test_bits_of_a_gpu_are_reproducible_where_it_is_known(on_gpu, deterministic, monkeypatch, hip, mode, reproducible):
-    monkeypatch.setattr(torch.version, "hip", hip)
+@pytest.mark.parametrize(("hip", "mode", "reproducible"), REPRODUCIBLE.values(), ids=REPRODUCIBLE, indirect=["hip"])
+def test_bits_of_a_gpu_are_reproducible_where_it_is_known(on_gpu, deterministic, hip, mode, reproducible):
     if mode is not None:
         deterministic(True, **mode)
     assert environment_facts(on_gpu)["bitwise_reproducible"] is reproducible

@@ -59,19 +59,19 @@ def test_every_kernel_computes_causal_attention_and_its_gradients(kernel, num_qu
 
 
 @pytest.mark.parametrize(
-    ("hip", "deterministic", "device", "unfused"),
+    ("hip", "mode", "device", "unfused"),
     [
         (None, True, "cuda", False),
         ("6.4", False, "cuda", False),
         ("6.4", True, "cuda", True),
         (None, False, "cpu", True),
     ],
+    indirect=["hip"],
 )
 def test_flex_attention_runs_unfused_where_compiled_kernels_do_not_repeat_their_bits(
-    monkeypatch, hip, deterministic, device, unfused
+    deterministic, hip, mode, device, unfused
 ):
-    monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    deterministic(mode)
     assert flex.is_unfused(torch.device(device)) is unfused
 
 
@@ -199,15 +199,15 @@ def test_auto_takes_the_fastest_kernel_on_cuda_that_fits(monkeypatch, changes, d
     assert choose_kernel("auto", replace(ON_CUDA, **changes), deterministic=deterministic) == kernel
 
 
-def test_cudnn_is_refused_in_a_deterministic_run_without_its_package(monkeypatch):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+def test_cudnn_is_refused_in_a_deterministic_run_without_its_package(deterministic, monkeypatch):
+    deterministic(True)
     monkeypatch.setattr(attention, "has_deterministic_cudnn", lambda: False)
     with pytest.raises(ValueError, match=r"cudnn: its backward pass is .+ only with the package nvidia-cudnn-frontend"):
         choose_kernel("cudnn", ON_CUDA, deterministic=True)
 
 
-def test_cudnn_of_a_deterministic_run_is_torchs_operator(monkeypatch):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+def test_cudnn_of_a_deterministic_run_is_torchs_operator(deterministic, monkeypatch):
+    deterministic(True)
     operator = SimpleNamespace(_scaled_dot_product_cudnn_attention=lambda *given, **options: [(given, options)])
     monkeypatch.setattr(attention, "aten", operator)
     assert SDPA("cudnn")("q", "k", "v") == (("q", "k", "v", None, True), {"is_causal": True})

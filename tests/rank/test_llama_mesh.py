@@ -73,9 +73,8 @@ FLOAT8_GPUS = {
 }
 
 
-@pytest.mark.parametrize(("hip", "found", "missing"), FLOAT8_GPUS.values(), ids=FLOAT8_GPUS)
+@pytest.mark.parametrize(("hip", "found", "missing"), FLOAT8_GPUS.values(), ids=FLOAT8_GPUS, indirect=["hip"])
 def test_float8_needs_a_gpu_that_multiplies_it(monkeypatch, hip, found, missing):
-    monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(RuntimeError, match=f"this launch is missing {missing}the package torchao$"):

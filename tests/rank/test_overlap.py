@@ -272,24 +272,29 @@ def waiting():
     return with_host(item, wait, event("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=9))
 
 
-def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, monkeypatch):
-    # The host takes longer than any lead for the first step.
-    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: [0.0, 0.0, 0.0])
+@pytest.fixture
+def leads_ms(device, monkeypatch):
+    """Return the leads of the attempts; the host takes longer than any for the first step."""
+    leads_ms = [0.0, 0.0, 0.0]
+    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: leads_ms)
+    return leads_ms
+
+
+def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(leads_ms):
     capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 2)
     assert "overlap_ratio" not in capture.metrics()
 
 
-def test_steps_that_wait_for_the_device_all_count_as_they_run(device, monkeypatch):
-    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: [0.0, 0.0, 0.0])
+def test_steps_that_wait_for_the_device_all_count_as_they_run(leads_ms):
     capture, _ = captured([waiting(), of_steps(3), of_steps(2), of_steps(2)], 3, timed_ms=0.1)
     assert (len(capture.steps), capture.steps) == (3, capture.as_run)
     assert [len(calls.ms) for calls in capture.collectives] == [3]
 
 
-def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
-    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: [0.0, 60_000.0])
+def test_host_that_is_late_once_is_not_blocked(leads_ms):
+    leads_ms[:] = [0.0, 60_000.0]
     capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
     assert capture.head_start.blocked_by is None

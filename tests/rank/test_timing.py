@@ -70,8 +70,8 @@ def test_steps_that_raise_and_are_caught_add_neither_times_nor_samples_of_memory
     assert len(timer.memory_bytes()) == 2
 
 
-@pytest.mark.parametrize(("steps", "every"), [(1, 2), (2, 2), (3, 2), (46, 2), (47, 4), (48, 4), (1000, 64)])
-def test_memory_is_read_before_fewer_than_24_evenly_spaced_steps(monkeypatch, steps, every):
+@pytest.mark.parametrize(("steps", "every"), [(1, 3), (3, 3), (4, 3), (39, 3), (40, 6), (41, 6), (1000, 96)])
+def test_memory_is_read_before_fewer_than_14_evenly_spaced_steps(monkeypatch, steps, every):
     timer = StepTimer(CPU)
     monkeypatch.setattr(timer_module, "memory_in_use", lambda _: timer.num_steps)
     for _ in range(steps):

@@ -379,7 +379,21 @@ def make_report(*tests: Test, **changes: Any) -> Report:
     return Report("run", tests, **{"created_at": "2026-01-02T03:04:05Z"} | changes)
 
 
+def make_case(
+    *rows: Verdict,
+    launches: Sequence[tuple[WorkloadResult, LaunchFacts]] = (),
+    reference: Sequence[tuple[WorkloadResult, LaunchFacts]] = (),
+    baseline: Baseline | None = None,
+    name: str = "c",
+) -> Case:
+    """Return a comparison of a report with these verdicts, and results and facts of launches."""
+    sides = dict(zip(Side, (launches, reference), strict=True))
+    compared = tuple(ComparedLaunch(side, facts) for side, found in sides.items() for _, facts in found)
+    results = {side: {number: result for number, (result, _) in enumerate(found, 1)} for side, found in sides.items()}
+    return Case(name, Comparison(name, launches=compared, rows=rows), results, baseline)
+
+
 def make_test(nodeid: str, outcome: str, *cases: Case, **values: Any) -> Test:
     """Return a test of a report; each case is one comparison of its record."""
-    comparisons = tuple(Comparison(f"{nodeid}::{case.name}", rows=case.verdicts) for case in cases)
+    comparisons = tuple(case.comparison.replace(case=f"{nodeid}::{case.name}") for case in cases)
     return Test(TestRecord(nodeid, outcome=outcome, comparisons=comparisons, **values), cases)

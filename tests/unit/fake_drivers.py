@@ -1,4 +1,10 @@
-"""Fakes of the libraries that list and read GPUs; a test puts one into ``sys.modules`` and changes its attributes."""
+"""Fakes of the libraries that list and read GPUs; a test changes attributes of what the fixtures return."""
+
+import sys
+
+import pytest
+
+from pytest_aorta.plan import accelerators
 
 _REASONS = (
     "GpuIdle",
@@ -124,3 +130,29 @@ class FakeAmdsmi:
 
     def amdsmi_get_gpu_asic_info(self, handle: int) -> dict[str, str]:
         return {"market_name": "AMD Instinct MI300X", "asic_serial": self.serials[handle]}
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """Return NVIDIA's library of this host."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+@pytest.fixture
+def no_nvidia(nvml):
+    """Take NVIDIA's driver from this host."""
+    nvml.error = nvml.NVMLError("no library", nvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+
+@pytest.fixture
+def amd(no_nvidia, monkeypatch, tmp_path):
+    """Return AMD's library of this host, whose driver's file is ``kfd`` in the test's folder."""
+    driver = tmp_path / "kfd"
+    driver.touch()
+    monkeypatch.setattr(accelerators, "AMD_DRIVER", driver)
+    fake = FakeAmdsmi()
+    monkeypatch.setitem(sys.modules, "amdsmi", fake)
+    return fake

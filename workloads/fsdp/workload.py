@@ -66,10 +66,9 @@ class FsdpWorkload(GroupWorkload):
     def run(self) -> RankResult:
         """Warm up, check and measure; then read the checks, hash the weights and profile further steps."""
         settings = self._settings
-        timer, first = StepTimer(self._device), settings.warmup + settings.verify
+        first = settings.warmup + settings.verify
         for iteration in range(first):
-            with timer.step():
-                self._step.run(self._trained + iteration)
+            self._step.run(self._trained + iteration)
 
         def run_step(number: int, timer: StepTimer) -> None:
             with timer.step():

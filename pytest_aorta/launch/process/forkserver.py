@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import without_collection, write_json
+from pytest_aorta.common.files import without_collection
 from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, fork, guard_launch, prepare_agent, reap_children
 from pytest_aorta.launch.watch import is_readable
-from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 
 TERM_S = 2.0
 # Only ranks of this host find each other through this address.
@@ -50,7 +49,8 @@ class _WarmAgent:
         self.run_dir = run_dir
         self.world_size = world_size
         self.running: dict[int, int] = {}
-        self.failures: dict[int, dict[str, int]] = {}
+        # Number, process id and exit code of each rank that failed on its own.
+        self.failures: list[tuple[int, int, int]] = []
         self.store: object = None
 
     def main(self) -> int:
@@ -65,10 +65,7 @@ class _WarmAgent:
             return 128 + signal.SIGTERM
         if not self.failures:
             return 0
-        # The failures, in the format of torchrun.py, are only those of ranks that failed on their own.
-        named = {pid: rank for rank, pid in rank_pids(self.run_dir).items()}
-        failures = [one | {"rank": named.get(one["pid"], rank)} for rank, one in sorted(self.failures.items())]
-        write_json(self.run_dir / AGENT_FILE, {"failures": failures, "running": sorted(self.running.values())})
+        rank_program.leave_failures(self.run_dir, self.failures, self.running.values())
         self.stop()
         return 1
 
@@ -116,7 +113,7 @@ class _WarmAgent:
         """Record a rank's exit code."""
         rank, code = self.running.pop(pid), os.waitstatus_to_exitcode(status)
         if code:
-            self.failures[rank] = {"rank": rank, "pid": pid, "exit_code": code}
+            self.failures.append((rank, pid, code))
 
     def stop(self) -> None:
         """End the ranks that still run, by SIGTERM, then by SIGKILL."""
@@ -141,8 +138,7 @@ class _WarmAgent:
 def _rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dict[str, str]:
     """Return the variables that torchrun sets for a rank of a single host."""
     return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world_size)),
+        **rank_program.rank_variables(rank, world_size),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from functools import partial
 from itertools import dropwhile
@@ -132,9 +132,15 @@ def _take_simulated_rank(world: World, environ: MutableMapping[str, str]) -> Non
     The simulated world is one host.
     """
     if world.simulated:
-        own = world.simulated[int(environ["RANK"])]
-        environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(own)))
-        environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world.size)))
+        environ.update(rank_variables(world.simulated[int(environ["RANK"])], world.size))
+
+
+def rank_variables(rank: int, world_size: int) -> dict[str, str]:
+    """Return the variables with the number of a rank of a single host, and the size of its world."""
+    return {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world_size)),
+    }
 
 
 def exit_code(error: BaseException) -> int:
@@ -167,6 +173,17 @@ def make_store() -> str:
     Anyone on the host can connect to torch's TCPStore. A file in memory can be locked on any file system.
     """
     return f"/proc/{os.getpid()}/fd/{os.memfd_create('aorta-store')}"
+
+
+def leave_failures(run_dir: Path, failures: Iterable[tuple[int, int, int]], running: Iterable[int]) -> None:
+    """Write which ranks have failed on their own, and which ran then and were stopped, in an agent's process.
+
+    Each failure has the agent's number of the rank, the process id and the exit code. In a simulated world, an agent's
+    numbers are not those of ranks.
+    """
+    named = {pid: rank for rank, pid in names.rank_pids(run_dir).items()}
+    known = [{"rank": named.get(pid, rank), "pid": pid, "exit_code": code} for rank, pid, code in sorted(failures)]
+    write_json(run_dir / names.AGENT_FILE, {"failures": known, "running": sorted(running)})
 
 
 def ask_for_evidence(run_dir: Path) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import UnreadableFile, raised_as, without_collection, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
-from pytest_aorta.launch.process.rank import ask_for_evidence, make_store
-from pytest_aorta.result.folder import AGENT_FILE, rank_pids
+from pytest_aorta.launch.process.rank import ask_for_evidence, leave_failures, make_store
+from pytest_aorta.result.folder import rank_pids
 
 # The logger that names the ranks that torchrun stops.
 STOPPING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
@@ -52,7 +52,7 @@ class _StoppedRanks(logging.Filter):
 
     def ranks(self) -> list[int]:
         """Return the ranks that torchrun stopped."""
-        return sorted(rank for rank, pid in rank_pids(self.run_dir).items() if pid in self.signals)
+        return [rank for rank, pid in rank_pids(self.run_dir).items() if pid in self.signals]
 
 
 def main(argv: list[str]) -> int:
@@ -73,14 +73,12 @@ def main(argv: list[str]) -> int:
         run(arguments)
     except ChildFailedError as error:
         # Besides ranks that failed, the error contains ranks that torchrun has stopped.
-        # In a simulated world, torchrun's numbers of ranks are not ours.
-        named = {pid: rank for rank, pid in rank_pids(stopped.run_dir).items()}
-        failures = [
-            {"rank": named.get(failure.pid, rank), "pid": failure.pid, "exit_code": failure.exitcode}
-            for rank, failure in sorted(error.failures.items())
+        failures = (
+            (rank, failure.pid, failure.exitcode)
+            for rank, failure in error.failures.items()
             if failure.exitcode != -stopped.signals.get(failure.pid, 0)
-        ]
-        write_json(stopped.run_dir / AGENT_FILE, {"failures": failures, "running": stopped.ranks()})
+        )
+        leave_failures(stopped.run_dir, failures, stopped.ranks())
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)

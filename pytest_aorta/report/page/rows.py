@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
+from pytest_aorta.report.data import AB_REFERENCE, Case, Report, Test
 from pytest_aorta.report.provenance import provenance_values
 from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.metrics import METRICS, middle_of
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -49,7 +50,7 @@ def failing_first(report: Report) -> list[int]:
 
 def compared(case: Case) -> list[Verdict]:
     """Return the verdicts of the metrics that were compared, the worst first."""
-    return sorted((row for row in case.verdicts if row.outcome is not Outcome.NOT_APPLICABLE), key=_severity)
+    return sorted((row for row in case.comparison.rows if row.outcome is not Outcome.NOT_APPLICABLE), key=_severity)
 
 
 def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
@@ -71,7 +72,7 @@ def unremarkable(test: Test) -> str:
 def sparkline(case: Case, metric: str) -> list[tuple[float, float]]:
     """Return the points of a metric over the baseline's launches and then the candidate's, within 60 by 14; or none."""
     stored = [launch.facts for launch in case.baseline.launches] if case.baseline else []
-    launches = [*stored[-_MOST_PAST:], *(launch.facts for launch in case.candidate)]
+    launches = [*stored[-_MOST_PAST:], *case.candidate]
     values = [METRICS[metric].measure(facts) for facts in launches] if metric in METRICS and stored else []
     numbers = [(place, value) for place, value in enumerate(values) if isinstance(value, float | int)]
     if len(numbers) < 2:
@@ -95,8 +96,8 @@ def provenance(cases: Sequence[Case], *, has_baseline: bool = True) -> dict[str,
     """Return the time, host and version of the launches of each side of some cases: side -> label -> value."""
     sides: dict[str, list[LaunchFacts]] = {Side.CANDIDATE: []}
     for case in cases:
-        sides[Side.CANDIDATE] += [launch.facts for launch in case.candidate]
-        sides.setdefault(case.reference_name, []).extend(launch.facts for launch in case.reference)
+        sides[Side.CANDIDATE] += case.candidate
+        sides.setdefault(case.reference_name, []).extend(case.reference)
         if has_baseline and case.baseline:
             sides[case.baseline_name] = [*case.baseline.center_launches]
     return {
@@ -167,7 +168,7 @@ _LEAST_NUMBERS = 4_000
 
 def numbers_a_launch(report: Report) -> int:
     """Return how many step times per launch the page may contain, so that the page of a large session still opens."""
-    launches = sum(len(case.candidate) + len(case.reference) for case in report.cases)
+    launches = sum(len(results) for case in report.cases for results in case.results.values())
     return max(_LEAST_NUMBERS, MAX_NUMBERS // max(1, launches))
 
 
@@ -178,9 +179,9 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
         "timeline": step_drawing,
         "waits": waits_drawing,
     }
-    sides = ((Side.CANDIDATE, case.candidate), (Side.REFERENCE, case.reference))
+    launches = [(side, *launch) for side, results in case.results.items() for launch in results.items()]
     return {
-        "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
+        "launches": [_series(*launch, max_numbers) for launch in launches],
         "bands": list(_bands(case)),
         "reference": case.reference_name,
         "loss": _curves(case, "loss"),
@@ -194,14 +195,14 @@ def _encoded(values: npt.ArrayLike) -> str:
     return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
 
 
-def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
-    times_ms = np.asarray(launch.result.rank_step_times_ms)
+def _series(side: str, number: int, result: WorkloadResult, max_numbers: int) -> dict[str, Any]:
+    times_ms = np.asarray(result.rank_step_times_ms)
     block = -(-times_ms.size // max_numbers)
     # Readers look for slow steps, so the slowest step is drawn where several steps share a point.
     starts = np.arange(0, times_ms.shape[1], block)
     return {
         "side": side,
-        "number": launch.number,
+        "number": number,
         "block": block,
         "ranks": [_encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
     }
@@ -210,7 +211,7 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
 def _bands(case: Case) -> Iterator[dict[str, Any]]:
     """Yield the range of the medians of the A/B reference and of the stored baseline, as far as the case has them."""
     sides = (
-        (Side.REFERENCE, case.reference_name, [launch.facts for launch in case.reference]),
+        (Side.REFERENCE, case.reference_name, case.reference),
         ("baseline", case.baseline_name, case.baseline.center_launches if case.baseline else ()),
     )
     for side, name, launches in sides:
@@ -221,11 +222,11 @@ def _bands(case: Case) -> Iterator[dict[str, Any]]:
 
 def _curves(case: Case, name: str) -> dict[str, Any] | None:
     """Return the losses, or norms of gradients, by step of one launch of each side; None where neither has any."""
-    facts = {Side.CANDIDATE: [launch.facts for launch in case.candidate], case.others_name: case.others}
-    curves = {side: _curve(launches[-1], name) for side, launches in facts.items() if launches}
-    for side, launches in ((Side.CANDIDATE, case.candidate), (case.others_name, case.reference)):
-        if launches and not curves[side]:
-            curves[side] = dict(enumerate(getattr(launches[-1].result, name), 1))
+    curves: dict[str, dict[int, float]] = {}
+    for side, launches, results in case.sides:
+        curves[side] = _curve(launches[-1], name) if launches else {}
+        if results and not curves[side]:
+            curves[side] = dict(enumerate(getattr(results[-1], name), 1))
     steps = sorted({step for curve in curves.values() for step in curve})
     steps = steps[:: -(-len(steps) // _LEAST_NUMBERS)] if steps else []
     lines = [{"side": side, "values": [curve.get(step) for step in steps]} for side, curve in curves.items() if curve]

@@ -78,14 +78,17 @@ def parse_trace(path: Path, data: bytes) -> dict[str, Any]:
     return document
 
 
+Trace: TypeAlias = Mapping[str, Any]
 Event: TypeAlias = Mapping[str, Any]
+# What torch recorded of an event, by name.
+Args: TypeAlias = Mapping[str, Any]
 Span: TypeAlias = tuple[int, int]
 # The annotation around the work that separates profiled steps: n + 1 boundaries for n steps.
 BOUNDARY = "aorta::boundary"
 _DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
-def events_and_boundaries(trace: Mapping[str, Any]) -> tuple[list[Event], list[Event]]:
+def events_and_boundaries(trace: Trace) -> tuple[list[Event], list[Event]]:
     """Return all events with a duration, and the boundaries in order.
 
     Raises:
@@ -98,7 +101,7 @@ def events_and_boundaries(trace: Mapping[str, Any]) -> tuple[list[Event], list[E
     return events, marks
 
 
-def _with_duration(trace: Mapping[str, Any]) -> list[Event]:
+def _with_duration(trace: Trace) -> list[Event]:
     """Return the events that have a duration, with their spans; an event without arguments gets empty ones."""
     events = (event for event in trace["traceEvents"] if event.get("ph") == "X")
     # A span is asked for dozens of times. A clock that was set back can make a duration negative.
@@ -144,7 +147,7 @@ def by_correlation(events: Iterable[Event]) -> dict[object, Event]:
     return found
 
 
-def steps_alone(trace: Mapping[str, Any], *, on_device: bool) -> dict[str, Any]:
+def steps_alone(trace: Trace, *, on_device: bool) -> dict[str, Any]:
     """Return the trace without events outside the boundaries, such as the ranks' barrier and the profiler itself."""
     events, marks = events_and_boundaries(trace)
     host = begin_of(marks[0]), end_of(marks[-1])
@@ -180,8 +183,12 @@ def waits_of_host(calls: Sequence[Event]) -> list[Event]:
 
 def operators_of(events: Iterable[Event]) -> list[Event]:
     """Return the operators by thread, each before those that it calls."""
-    found = (event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"])
-    return sorted(found, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
+    return by_thread(event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"])
+
+
+def by_thread(events: Iterable[Event]) -> list[Event]:
+    """Return events by thread, each before those that ran while it did."""
+    return sorted(events, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
 
 
 def works_of_gloo(events: Iterable[Event]) -> list[Event]:
@@ -189,7 +196,7 @@ def works_of_gloo(events: Iterable[Event]) -> list[Event]:
     return sorted((one for one in events if one["name"].startswith("gloo:") and is_annotation(one)), key=begin_of)
 
 
-def tensors_of(args: Mapping[str, Any]) -> list[tuple[str, list[list[int]]]]:
+def tensors_of(args: Args) -> list[tuple[str, list[list[int]]]]:
     """Return the type and shapes of each argument that is a tensor, or a list of tensors, whose type is empty."""
     given = zip(args.get("Input type", ()), args.get("Input Dims", ()), strict=False)
     return [
@@ -302,13 +309,13 @@ def collective_of(*names: str) -> Collective:
     return Collective.OTHER
 
 
-def _kind_of(args: Mapping[str, Any], *names: str) -> Collective:
+def _kind_of(args: Args, *names: str) -> Collective:
     """Return the collective that a kernel served: the requested one if torch recorded it, else by the kernel's name."""
     # RCCL's kernels have generic names, and an all-to-all consists of sends.
     return collective_of(str(args.get("Collective name", "")), *names)
 
 
-def _call_of(transfer: Event, copies: Mapping[int, Mapping[str, Any]]) -> Call | None:
+def _call_of(transfer: Event, copies: Mapping[int, Args]) -> Call | None:
     """Return the call that a kernel or one of ``copies`` served, as far as the trace has host events that show it."""
     if not _is_copy(transfer):
         return _served(transfer["args"], transfer["name"])
@@ -316,7 +323,7 @@ def _call_of(transfer: Event, copies: Mapping[int, Mapping[str, Any]]) -> Call |
     return _served(copies[id(transfer)]).replace(num_bytes=None) if id(transfer) in copies else None
 
 
-def _served(args: Mapping[str, Any], *names: str) -> Call:
+def _served(args: Args, *names: str) -> Call:
     parts = [str(args[key]) for key in ("Process Group Name", "Process Group Ranks") if args.get(key) is not None]
     counts = [args[key] for key in ("In msg nelems", "Out msg nelems") if _is_count(args.get(key), 0)]
     num_bytes = element_bytes(str(args.get("dtype", "")))
@@ -346,7 +353,7 @@ def _is_count(value: object, least: int) -> bool:
 _BLOCKING = re.compile(r"^(cuda|hip|cu)(\w*Synchronize|Free|Memcpy|MemcpyDtoH)(_v\d+)?$|^hipMemcpyWithStream$")
 
 
-def find_blocking_call(trace: Mapping[str, Any]) -> str | None:
+def find_blocking_call(trace: Trace) -> str | None:
     """Return the longest wait of the host for the device within a step, with its operator, or None."""
     events, marks = events_and_boundaries(trace)
     edges = begin_of(marks[0]), begin_of(marks[-1])
@@ -397,7 +404,7 @@ class LearnedStep:
     names: frozenset[str]
 
 
-def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
+def learn_step(trace: Trace) -> LearnedStep:
     """Return the facts of a step that are needed to read traces of device activity alone.
 
     Raises:
@@ -420,7 +427,7 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
 
 
 def overlap_of_device(
-    trace: Mapping[str, Any],
+    trace: Trace,
     step: LearnedStep,
     num_steps: int,
     waits_ms: Mapping[Call, Sequence[float]] = MappingProxyType({}),
@@ -483,7 +490,7 @@ def _serving_names(events: Iterable[Event]) -> frozenset[str]:
     return frozenset(names[True] - names[False])
 
 
-def _copies_of_collectives(events: Sequence[Event]) -> dict[int, Mapping[str, Any]]:
+def _copies_of_collectives(events: Sequence[Event]) -> dict[int, Args]:
     """Return what torch recorded of the collective that a copy engine served by a copy, by the ``id`` of the copy."""
     records = [event for event in events if event["name"] == "record_param_comms"]
     launching = by_correlation(filter(is_runtime_call, events))
@@ -551,7 +558,7 @@ _SERVED_AS = {
 }
 
 
-def overlap_of_cpu(trace: Mapping[str, Any]) -> Profile:
+def overlap_of_cpu(trace: Trace) -> Profile:
     """Return the breakdown of a CPU rank's steps between the trace's boundaries.
 
     Raises:

@@ -11,7 +11,9 @@ from pytest_aorta.common.files import without_collection
 from pytest_aorta.result.trace.families import family_of, is_copy
 from pytest_aorta.result.trace.kineto import (
     DTYPES,
+    Args,
     Event,
+    Trace,
     begin_of,
     by_correlation,
     collective_of,
@@ -82,14 +84,14 @@ class RecordedCall:
 
 
 # Operations of an operator, given its name and the arguments of its event; None if there is no formula for it.
-FlopsOf: TypeAlias = Callable[[str, Mapping[str, Any]], "int | None"]
+FlopsOf: TypeAlias = Callable[[str, Args], "int | None"]
 # A part of a cost, and the host's event that caused it.
 _Call: TypeAlias = "tuple[str, Event]"
 
 
 @without_collection()
 def costs_of_step(
-    trace: Mapping[str, Any],
+    trace: Trace,
     flops_of: FlopsOf,
     is_view: Callable[[str], bool],
     *,
@@ -216,12 +218,10 @@ def _collectives(
     found = []
     for event in requests:
         kind, is_functional = collective_of(event["name"]), event["name"].startswith(_FUNCTIONAL)
-        served: Mapping[str, Any] = next(
-            (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
-        )
+        served: Args = next((one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {})
         # Of gloo's messages, the operator has a list of tensors, and the annotation that begins within it their type.
         typed = (one["args"] for one in messages if event["tid"] == one["tid"] and is_within(one, span_of(event)))
-        sent: Mapping[str, Any] = event.get(_FUNCTION) or next(typed, {})
+        sent: Args = event.get(_FUNCTION) or next(typed, {})
         call = _call_of(event["args"], served, known.get(id(event), RecordedCall(dtype=_tensors(sent)[1])))
         is_gather = is_functional and kind is Collective.ALL_GATHER and not event["name"].endswith("_out")
         num_bytes = call.num_bytes
@@ -253,7 +253,7 @@ def _requests(operators: Iterable[Event]) -> list[Event]:
     return found
 
 
-def _call_of(args: Mapping[str, Any], served: Mapping[str, Any], call: RecordedCall) -> RecordedCall:
+def _call_of(args: Args, served: Args, call: RecordedCall) -> RecordedCall:
     """Return a call by the arguments of its operator, NCCL's record of it, and a flight recorder's."""
     elements, dtype = _tensors(args)
     dtype = dtype or call.dtype or str(served.get("dtype", ""))
@@ -267,7 +267,7 @@ def _call_of(args: Mapping[str, Any], served: Mapping[str, Any], call: RecordedC
     )
 
 
-def _tensors(args: Mapping[str, Any]) -> tuple[int | None, str]:
+def _tensors(args: Args) -> tuple[int | None, str]:
     """Return the elements of the largest tensor argument, or list of tensors, and the type; empty if unknown."""
     given = tensors_of(args)
     elements = [sum(map(math.prod, shapes)) for _, shapes in given]

@@ -26,6 +26,7 @@ from typing import Any
 from pytest_aorta.result.trace.kineto import (
     Event,
     begin_of,
+    by_thread,
     element_bytes,
     end_of,
     holds,
@@ -153,7 +154,7 @@ def _compute(
     requested = {(event["tid"], begin_of(event)) for event in between}
     found = []
     within: tuple[object, int] = "", 0
-    for event in sorted([*operators, *waits], key=lambda one: (str(one["tid"]), begin_of(one), -end_of(one))):
+    for event in by_thread([*operators, *waits]):
         tid, end = event["tid"], end_of(event)
         if tid == within[0] and end <= within[1]:
             continue

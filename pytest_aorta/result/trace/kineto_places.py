@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pytest_aorta.result.trace.kineto import Event, begin_of, end_of, holds, is_annotation
+from pytest_aorta.result.trace.kineto import Event, begin_of, by_thread, end_of, holds, is_annotation
 
 _BACKWARD = "autograd::engine::evaluate_function: "
 # FSDP2 names the module whose parameters it gathers or whose gradients it reduces.
@@ -52,7 +52,7 @@ class Places:
         # Of operators with one number, the last one to begin has made the node.
         self._forward: dict[int, Event] = {}
         running: list[tuple[Event, int | None, str]] = []
-        for event in sorted(events, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event))):
+        for event in by_thread(events):
             while running and not (running[-1][0]["tid"] == event["tid"] and holds(running[-1][0], event)):
                 running.pop()
             node, module = self._around[_key(event)] = running[-1][1:] if running else (None, "")

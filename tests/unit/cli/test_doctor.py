@@ -8,7 +8,8 @@ from pytest_aorta.cli import doctor
 from pytest_aorta.cli import main as cli
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.launch.leases import lease
-from tests.unit.builders import gpus
+
+NAMES = ("GPU-0", "GPU-1", "GPU-2")
 
 
 @pytest.mark.parametrize(("free_mib", "num_gpus", "num_problems"), [(64, 2, 1), (64, 1, 0), (512, 8, 0)])
@@ -16,22 +17,22 @@ def test_shared_memory_is_judged_by_what_nccl_needs(free_mib, num_gpus, num_prob
     assert len(list(doctor.shm_problems(free_mib * doctor.MIB, num_gpus))) == num_problems
 
 
-def test_host_without_shared_memory_is_judged_as_one_that_has_none(machine, capsys):
+def test_host_without_shared_memory_is_judged_as_one_that_has_none(machine, nvml, capsys):
     def absent(path):
         raise FileNotFoundError(path)
 
     machine.setattr(os, "statvfs", absent)
-    machine.setattr(doctor, "visible_devices", lambda *_: gpus(2))
+    nvml.names = NAMES[:2]
     assert cli.main(["doctor"]) == 1
     assert "/dev/shm has 0 MiB free" in capsys.readouterr().out
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
+def machine(nvml, monkeypatch, tmp_path):
     """A machine without a problem; tests break parts of it."""
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(doctor, "visible_devices", lambda *_: [])
+    nvml.names = ()
     monkeypatch.setattr(doctor, "run_program", lambda *_: (0, "hello\ntorch: 2.13.0 0\nNvidia driver: none\n", ""))
     return monkeypatch
 
@@ -42,14 +43,14 @@ def test_command_ends_with_0_where_all_is_well(machine, capsys):
     assert out.startswith("Nvidia driver: none\nno problem; torch 2.13.0; no GPU is visible; runs take CPU ranks")
 
 
-def test_gpus_and_leased_resources_are_listed_with_their_holders(machine, capsys):
-    machine.setattr(doctor, "visible_devices", lambda *_: gpus(3))
+def test_gpus_and_leased_resources_are_listed_with_their_holders(machine, nvml, capsys):
+    nvml.names = NAMES[:3]
     with lease(["GPU-0", "cpu-0"], 2, exclusive=False, wait_s=0, owner="tests/test_a.py::test_x"):
         cli.main(["doctor"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("GPU", "cpu"))]
     assert [line.split()[:2] for line in lines] == [["GPU-0", "0"], ["GPU-1", "1"], ["GPU-2", "2"], ["cpu-0", "-"]]
     assert "held by tests/test_a.py::test_x (pid" in lines[0]
-    assert lines[1].endswith("H200  free")
+    assert lines[1].endswith(" free")
 
 
 def test_command_ends_with_1_and_the_remedy_where_something_breaks_a_run(machine, capsys):
@@ -61,8 +62,8 @@ def test_command_ends_with_1_and_the_remedy_where_something_breaks_a_run(machine
     assert out.splitlines()[-1].startswith("1 problem; no GPU is visible")
 
 
-def test_gpus_that_torch_does_not_find_are_a_problem_with_a_remedy(machine, capsys):
-    machine.setattr(doctor, "visible_devices", lambda *_: gpus(1))
+def test_gpus_that_torch_does_not_find_are_a_problem_with_a_remedy(machine, nvml, capsys):
+    nvml.names = NAMES[:1]
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "\nPROBLEM  torch 2.13.0 finds 0 GPUs, the driver 1\n" in out

@@ -98,8 +98,12 @@ def test_change_is_reported_once_as_soon_as_it_is_confirmed(otava):
     assert reported == [20 + CONFIRMING_VERSIONS]
 
 
-def test_other_weights_are_a_change_at_once_and_need_no_otava(monkeypatch):
+@pytest.fixture
+def no_otava(monkeypatch):
     monkeypatch.setitem(sys.modules, "otava.analysis", None)
+
+
+def test_other_weights_are_a_change_at_once_and_need_no_otava(no_otava):
     (change,) = new_changes(one(hashes("a" * 16, "a" * 16, "b" * 16)))
     assert (change.metric, change.index, change.verdict, change.cells[6]) == (HASH, 2, "changed", "-")
     assert new_changes(one(hashes("a" * 16, "b" * 16, "b" * 16))) == []
@@ -189,8 +193,7 @@ def test_branches_are_not_mixed(here, otava, capsys):
     assert main(["history", "history", "--branch", "main"]) == 0
 
 
-def test_without_otava_the_command_says_how_to_install_it(here, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "otava.analysis", None)
+def test_without_otava_the_command_says_how_to_install_it(here, capsys, no_otava):
     write_history(here / "history", entries_of(STEADY))
     assert main(["history", "history"]) == 2
     assert "pip install 'pytest-aorta[history]'" in capsys.readouterr().err

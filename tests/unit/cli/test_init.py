@@ -10,7 +10,8 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import gpus, rank_values, write_ranks
+from tests.unit.builders import rank_values, write_ranks
+from tests.unit.fake_drivers import FakeNvml
 
 PLAIN = "import torch\n"
 SCRIPT = {"train.py": PLAIN}
@@ -23,19 +24,19 @@ Ranks = Callable[[LaunchPlan, int], Values]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> Path:
     """The current folder, with a script."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pytest_aorta.cli.target.require_torch", lambda: None)
-    monkeypatch.setattr("pytest_aorta.session.session.visible_devices", list)
+    nvml.names = ()
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path.parent / "leases"))
     (tmp_path / "train.py").write_text(PLAIN)
     return tmp_path
 
 
 @pytest.fixture
-def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_aorta.session.session.visible_devices", lambda: gpus(2))
+def gpu(folder: Path, nvml: FakeNvml) -> None:
+    nvml.names = ("GPU-0", "GPU-1")
 
 
 class Launches:
@@ -307,8 +308,8 @@ def test_scripts_of_one_name_in_two_folders_have_a_test_each(folder):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, monkeypatch, count):
-    monkeypatch.setattr("pytest_aorta.session.session.visible_devices", lambda: gpus(count))
+def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, nvml, count):
+    nvml.names = ("GPU-0", "GPU-1")[:count]
     assert main(["init", "train.py"]) == 0
     assert f"pytest.mark.world(size={count})" in marks(folder, "test_train.py")
     (folder / "test_train.py").unlink()

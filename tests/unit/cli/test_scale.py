@@ -62,8 +62,7 @@ def scaled(*sizes: int) -> dict[int, StepGraph]:
 
 def test_schedule_tells_where_communication_hides_no_longer_and_which_work_hides_it():
     graphs = scaled(2, 8, 64, 1024)
-    title, _, *rows = scheduled(graphs)
-    assert title == "on the nominal machine:"
+    _, _, *rows = scheduled(graphs)
     cells = [re.split(r"  +", row) for row in rows[:4]]
     assert [float(row[1]) for row in cells] == sorted((float(row[1]) for row in cells), reverse=True)
     assert [row[3] == "0 ms" for row in cells] == [True, True, False, False]
@@ -78,13 +77,14 @@ def test_schedule_tells_where_communication_hides_no_longer_and_which_work_hides
 
 def test_schedules_that_hide_alike_have_no_advice_and_a_lack_of_graphs_is_said():
     assert len(scheduled(scaled(2, 3))) == 4
-    assert scheduled({}) == ["no graph of streams with a collective was recorded, so overlap is not scheduled"]
+    [lack] = scheduled({})
+    assert lack.startswith("no graph of streams")
 
 
 def test_drawing_is_written_and_nothing_to_draw_is_an_error_with_its_reason(tmp_path, capsys):
     write_drawing(tmp_path / "a.svg", panels(scaled(2)))
     assert "reduce-scatter" in (tmp_path / "a.svg").read_text()
-    assert capsys.readouterr().out == f"drawn: {tmp_path / 'a.svg'}\n"
+    assert str(tmp_path / "a.svg") in capsys.readouterr().out
     with pytest.raises(ResultError, match="--draw: no graph of streams with a collective was recorded: no trace"):
         write_drawing(tmp_path / "b.svg", panels({}), "no trace")
     with pytest.raises(ResultError, match="not written"):
@@ -93,10 +93,8 @@ def test_drawing_is_written_and_nothing_to_draw_is_an_error_with_its_reason(tmp_
 
 def test_each_size_is_drawn_below_the_parts_of_all():
     (_, parts), *streams = panels(scaled(2, 64))
-    assert [[bars.kind for bars in row.bars] for row in parts.rows] == [
-        ["compute", "exposed in a host"],
-        ["compute", "exposed between hosts"],
-    ]
+    exposed = [row.bars[1].kind for row in parts.rows]
+    assert ["between" in kind for kind in exposed] == [False, True]
     assert [name for name, _ in streams] == ["2 ranks", "64 ranks"]
 
 

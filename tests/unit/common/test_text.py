@@ -1,3 +1,4 @@
+import re
 import unicodedata
 
 import pytest
@@ -8,7 +9,8 @@ from pytest_aorta.common.text import did_you_mean, is_harness, is_library, visib
 
 
 def test_name_with_one_wrong_character_is_suggested_before_longer_names():
-    assert did_you_mean(["step"], ["step_ms", "steps", "num_steps"]) == " (did you mean 'steps'?)"
+    hint = did_you_mean(["step"], ["step_ms", "steps", "num_steps"])
+    assert re.findall(r"'\w+'", hint) == ["'steps'"]
 
 
 @given(st.lists(st.text(max_size=20), max_size=5), st.lists(st.text(max_size=20), max_size=5))
@@ -56,21 +58,8 @@ def test_files_of_the_harness_and_of_libraries_are_told_from_the_users_own(file,
 
 
 def test_frames_of_the_harness_are_cut_out_of_a_text():
-    text = (
-        "loading\n"
-        "Traceback (most recent call last):\n"
-        '  File "/p/torch/distributed/elastic/agent/api.py", line 3, in run\n'
-        "    return self._invoke()\n"
-        "           ^^^^^^^^^^^^^^\n"
-        '  File "/home/me/train.py", line 9, in main\n'
-        "    load()\n"
-        '  File "<frozen runpy>", line 88, in _run_code\n'
-        "ValueError: boom"
-    )
-    assert without_harness(text) == (
-        "loading\n"
-        "Traceback (most recent call last):\n"
-        '  File "/home/me/train.py", line 9, in main\n'
-        "    load()\n"
-        "ValueError: boom"
-    )
+    begin = "loading\nTraceback (most recent call last):\n"
+    agent = '  File "/p/torch/distributed/elastic/agent/api.py", line 3, in run\n    return self._invoke()\n    ^^^\n'
+    own = '  File "/home/me/train.py", line 9, in main\n    load()\n'
+    frozen = '  File "<frozen runpy>", line 88, in _run_code\n'
+    assert without_harness(f"{begin}{agent}{own}{frozen}ValueError: boom") == f"{begin}{own}ValueError: boom"

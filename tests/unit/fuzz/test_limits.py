@@ -75,7 +75,7 @@ def test_trace_that_is_too_large_is_refused_with_its_size(tmp_path):
 
 def test_trace_of_too_many_values_is_refused():
     many = b'{"traceEvents": [' + b"[]," * 8_000_001 + b"[]]}"
-    assert trace_error(many) == "16,000,005 values, and at most 16,000,000 are read; " + FEWER
+    assert re.fullmatch(f"16,000,005 values, .*{FEWER}", trace_error(many))
 
 
 # --- messages, options ------------------------------------------------------------------------------------------

@@ -113,12 +113,12 @@ def test_node_that_can_not_take_part_leaves_the_reason_and_ends_all(plan, zero, 
     assert re.search(part, outcome.detail)
 
 
-def test_node_with_other_gpus_is_refused(plan, monkeypatch, tmp_path):
+def test_node_with_other_gpus_is_refused(plan, nvml, monkeypatch, tmp_path):
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
-    monkeypatch.setattr(nodes, "visible_devices", lambda: gpus(1, "A100"))
+    nvml.names = ("GPU-0",)
     cuda = replace(plan, world=World(2, "cuda", tuple(gpus(1)), 2))
     write_json(plan.run_dir / "plan.json", to_builtins(cuda))
-    assert "GPUs are ['A100'], node 0's are ['NVIDIA H200']" in outcome_of(plan, 1).detail
+    assert "GPUs are ['model 0'], node 0's are ['NVIDIA H200']" in outcome_of(plan, 1).detail
 
 
 def test_surplus_agent_says_so(plan, capsys):

@@ -8,7 +8,6 @@ import pytest
 
 from pytest_aorta.launch import watch as watching
 from pytest_aorta.launch.watch import LaunchState, LaunchWatch, SpokenState, _launch_state
-from pytest_aorta.plan.accelerators import Reading, SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.plan.world import World
@@ -36,30 +35,6 @@ def count_steps(plan: LaunchPlan, *steps: int) -> None:
         path.write_bytes(count.to_bytes(8, "little"))
 
 
-class FakeSensors:
-    max_sm_clocks_mhz = (1980.0,) * 2
-
-    def __init__(self, readings=10_000):
-        self.about = {"driver": "570.86.15"}
-        self.left = readings
-        self.closed = False
-        self.read_often = threading.Event()
-
-    def __call__(self, devices):
-        return self
-
-    def read(self):
-        if not self.left:
-            raise SensorsUnavailable("NVML: GPU is lost")
-        self.left -= 1
-        if self.left < 9_990:
-            self.read_often.set()
-        return (Reading(sm_clock_mhz=1755),) * 2
-
-    def close(self):
-        self.closed = True
-
-
 class FakeLine:
     def __init__(self):
         self.states = []
@@ -72,6 +47,12 @@ class FakeLine:
 
     def clear(self):
         self.cleared = True
+
+    def wait_for(self, states):
+        deadline_s = time.monotonic() + HANG_S
+        while len(self.states) < states:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
@@ -94,40 +75,43 @@ def test_state_of_a_launch_is_read_from_its_ranks_files(tmp_path, config, left, 
     assert _launch_state(plan, 12.4) == LaunchState(text, in_steps, 12.4)
 
 
+@pytest.fixture
+def nvml(nvml):
+    nvml.names = ("GPU-0", "GPU-1")
+    return nvml
+
+
 @pytest.mark.usefixtures("fast")
-def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(tmp_path, monkeypatch):
-    plan, sensors = on_gpus(tmp_path), FakeSensors()
-    monkeypatch.setattr(watching, "open_sensors", sensors)
+def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(tmp_path, nvml):
+    plan, line = on_gpus(tmp_path), FakeLine()
     count_steps(plan, 1, 1)
-    with LaunchWatch(plan, None) as watch:
-        assert sensors.read_often.wait(HANG_S)
+    with LaunchWatch(plan, line) as watch:
+        line.wait_for(5)
     facts = watch.platform_facts
-    assert sensors.closed
+    assert nvml.num_open == 0
     assert [(device.device, device.in_steps) for device in facts.devices] == [("0", True), ("1", True)]
     assert (facts.source, facts.problem) == ("NVML", None)
 
 
-def test_launch_that_ends_at_once_has_a_sample(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "TICK_S", 100.0)
-    monkeypatch.setattr(watching, "open_sensors", FakeSensors())
+@pytest.mark.usefixtures("nvml")
+def test_launch_that_ends_at_once_has_a_sample(tmp_path):
     with LaunchWatch(on_gpus(tmp_path), None) as watch:
         pass
     assert [device.in_steps for device in watch.platform_facts.devices] == [False, False]
 
 
 @pytest.mark.usefixtures("fast")
-def test_failing_driver_leaves_earlier_samples_and_the_reason(tmp_path, monkeypatch):
-    sensors, line = FakeSensors(readings=2), FakeLine()
-    monkeypatch.setattr(watching, "open_sensors", sensors)
+def test_failing_driver_leaves_earlier_samples_and_the_reason(tmp_path, nvml):
+    line = FakeLine()
     with LaunchWatch(on_gpus(tmp_path), line) as watch:
-        deadline_s = time.monotonic() + HANG_S
-        while len(line.states) < 5 and time.monotonic() < deadline_s:
-            time.sleep(0.001)
+        line.wait_for(2)
+        nvml.lost = True
+        # The state is shown without the sensors.
+        line.wait_for(len(line.states) + 3)
     facts = watch.platform_facts
-    assert facts.problem == "NVML: GPU is lost"
-    assert sensors.closed
-    # The state is shown without the sensors.
-    assert len(line.states) >= 5
+    assert "GPU is lost" in facts.problem
+    assert facts.devices
+    assert nvml.num_open == 0
 
 
 def test_cpu_ranks_have_no_facts_and_no_thread(tmp_path):

@@ -1,14 +1,12 @@
-"""Discovery and sensors of devices, against fakes of pynvml and amdsmi in sys.modules."""
+"""Discovery and sensors of devices, against fakes of pynvml and amdsmi."""
 
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from pytest_aorta.common.errors import DevicesUnavailable
-from pytest_aorta.plan import accelerators as discovery
 from pytest_aorta.plan.accelerators import (
     Reading,
     SensorsUnavailable,
@@ -17,7 +15,7 @@ from pytest_aorta.plan.accelerators import (
     visible_tokens,
 )
 from pytest_aorta.plan.device_kind import AMD, Device
-from tests.unit.fake_drivers import HOT_BITS, FakeAmdsmi, FakeNvml
+from tests.unit.fake_drivers import HOT_BITS, FakeNvml
 
 
 @pytest.mark.parametrize(
@@ -47,11 +45,6 @@ def test_visible_devices_variable_is_read_as_cuda_does(variable, tokens):
     assert visible_tokens(variable, 4) == tokens
 
 
-@pytest.fixture
-def nvidia(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-
-
 @pytest.mark.parametrize(
     ("variable", "devices"),
     [
@@ -61,7 +54,7 @@ def nvidia(monkeypatch):
         ("", []),
     ],
 )
-def test_visible_devices_have_their_models_in_the_callers_order(nvidia, variable, devices):
+def test_visible_devices_have_their_models_in_the_callers_order(nvml, variable, devices):
     found = visible_devices({"CUDA_VISIBLE_DEVICES": variable})
     assert [(device.token, device.model, device.uuid) for device in found] == devices
     assert {device.vendor for device in found} <= {"nvidia"}
@@ -76,39 +69,19 @@ def test_visible_devices_have_their_models_in_the_callers_order(nvidia, variable
         ("0,GPU-aaaa-1", "CUDA_VISIBLE_DEVICES='0,GPU-aaaa-1' names GPU-aaaa-1 2 times; give it once"),
     ],
 )
-def test_name_of_no_single_device_is_an_error_that_shows_it(nvidia, variable, message):
+def test_name_of_no_single_device_is_an_error_that_shows_it(nvml, variable, message):
     with pytest.raises(DevicesUnavailable, match="^" + re.escape(message)):
         visible_devices({"CUDA_VISIBLE_DEVICES": variable})
 
 
-def test_driver_that_can_not_answer_is_no_lack_of_devices(monkeypatch):
-    error = FakeNvml.NVMLError("Driver/library version mismatch", 18)
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(error=error))
+def test_driver_that_can_not_answer_is_no_lack_of_devices(nvml):
+    nvml.error = nvml.NVMLError("Driver/library version mismatch", 18)
     message = r"NVML can't list the GPUs.*mismatch; repair the driver, or give --aorta"
     with pytest.raises(DevicesUnavailable, match=message):
         visible_devices({})
 
 
 A, B, C = (f"GPU-{number:016x}" for number in (0xA1, 0xA2, 0xC3))
-
-
-@pytest.fixture
-def no_nvidia(monkeypatch):
-    """A host without an NVIDIA driver and without AMD software."""
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(error=FakeNvml.NVMLError("no library", 12)))
-    monkeypatch.setitem(sys.modules, "amdsmi", None)
-
-
-@pytest.fixture
-def amd(no_nvidia, monkeypatch):
-    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi())
-
-
-def on_amd(**variables: str):
-    with pytest.MonkeyPatch.context() as patch:
-        # Any existing file stands for the driver's file.
-        patch.setattr(discovery, "AMD_DRIVER", Path(__file__))
-        return visible_devices(variables)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +106,7 @@ def on_amd(**variables: str):
     ],
 )
 def test_amd_gpus_are_counted_within_what_rocr_leaves(amd, variables, devices):
-    found = on_amd(**variables)
+    found = visible_devices(variables)
     assert [(device.token, device.uuid) for device in found] == devices
     assert {(device.model, device.vendor) for device in found} <= {("AMD Instinct MI300X", "amd")}
 
@@ -149,56 +122,49 @@ def test_amd_gpus_are_counted_within_what_rocr_leaves(amd, variables, devices):
 )
 def test_name_of_no_single_amd_gpu_is_an_error_that_shows_it(amd, variables, message):
     with pytest.raises(DevicesUnavailable, match="^" + re.escape(message)):
-        on_amd(**variables)
+        visible_devices(variables)
 
 
 @pytest.mark.parametrize("serials", [("N/A", "0x0000000000000000"), ("0xA1", "0xA1")])
-def test_amd_gpus_are_distinct_without_serial_numbers_of_their_own(amd, monkeypatch, serials):
-    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi(serials))
-    assert len({device.uuid for device in on_amd()}) == 2
+def test_amd_gpus_are_distinct_without_serial_numbers_of_their_own(amd, serials):
+    amd.serials = serials
+    assert len({device.uuid for device in visible_devices({})}) == 2
 
 
-def test_amd_is_not_asked_where_nvidia_answers(nvidia, monkeypatch):
-    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi())
-    assert on_amd(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="0") == []
+def test_amd_is_not_asked_where_nvidia_answers(nvml, amd):
+    nvml.error = None
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "0"}) == []
 
 
-def test_without_a_driver_or_a_tool_to_ask_it_there_are_no_devices(no_nvidia, tmp_path, monkeypatch):
-    assert on_amd(HIP_VISIBLE_DEVICES="0") == []
-    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi())
-    monkeypatch.setattr(discovery, "AMD_DRIVER", tmp_path / "absent")
+def test_without_a_driver_or_a_tool_to_ask_it_there_are_no_devices(amd, tmp_path, monkeypatch):
+    (tmp_path / "kfd").unlink()
     variables = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "GPU-dd", "ROCR_VISIBLE_DEVICES": "7"}
     assert visible_devices(variables) == []
+    (tmp_path / "kfd").touch()
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    assert visible_devices({"HIP_VISIBLE_DEVICES": "0"}) == []
 
 
-def test_amdsmi_without_its_library_lists_no_devices_and_prints_nothing(no_nvidia, monkeypatch, tmp_path, capfd):
+def test_amdsmi_without_its_library_lists_no_devices_and_prints_nothing(amd, monkeypatch, tmp_path, capfd):
     (tmp_path / "amdsmi.py").write_text("print('no library')\nraise KeyError('libamd_smi.so')\n")
     monkeypatch.delitem(sys.modules, "amdsmi")
     monkeypatch.syspath_prepend(tmp_path)
-    assert on_amd(HIP_VISIBLE_DEVICES="0") == []
+    assert visible_devices({"HIP_VISIBLE_DEVICES": "0"}) == []
     assert capfd.readouterr().out == ""
 
 
-def test_amdsmi_that_can_not_answer_is_no_lack_of_devices(no_nvidia, monkeypatch):
-    error = FakeAmdsmi.AmdSmiException("not initialised")
-    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi(error=error))
+def test_amdsmi_that_can_not_answer_is_no_lack_of_devices(amd):
+    amd.error = amd.AmdSmiException("not initialised")
     with pytest.raises(DevicesUnavailable, match=r"^amdsmi can't list the GPUs: not initialised; "):
-        on_amd()
+        visible_devices({})
 
 
 NVIDIA_GPU = Device("1", "NVIDIA H200", "GPU-aabb-2")
 AMD_GPU = Device("1", "MI300X", "GPU-00000000000000a2", AMD)
 
 
-@pytest.fixture
-def nvml(monkeypatch):
-    fake = FakeNvml()
-    fake.hot, fake.hot_bits = ("GPU-aabb-2",), HOT_BITS | 4 | 1024
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    return fake
-
-
 def test_nvml_is_read_in_whole_units_and_reasons_by_name(nvml):
+    nvml.hot, nvml.hot_bits = ("GPU-aabb-2",), HOT_BITS | 4 | 1024
     sensors = open_sensors([NVIDIA_GPU])
     assert sensors.max_sm_clocks_mhz == (1980,)
     assert sensors.read() == (Reading(1200, ("sw_power_cap", "hw_thermal_slowdown")),)
@@ -214,6 +180,7 @@ def test_driver_power_limit_and_links_are_told_of_all_devices_at_once(nvml, num_
 
 
 def test_mig_device_has_the_readings_of_its_gpu(nvml):
+    nvml.hot = ("GPU-aabb-2",)
     assert open_sensors([Device("MIG-c", "H200 MIG", "MIG-cccc-3")]).read()[0].sm_clock_mhz == 1200
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_aorta.common.model import to_text
 from pytest_aorta.plugin.run import Controller, Run
 from pytest_aorta.report.markdown import findings, headline
 from pytest_aorta.report.write import write_session_reports
@@ -19,7 +20,7 @@ def controller(pytestconfig):
 
 def report(record: TestRecord, when: str = "call", outcome: str = "passed") -> pytest.TestReport:
     found = pytest.TestReport(record.nodeid, ("test_a.py", 1, ""), {}, outcome, record.failure, when)
-    vars(found).update(aorta=record.to_text(), aorta_nodeid=record.nodeid)
+    vars(found).update(aorta=to_text(record), aorta_nodeid=record.nodeid)
     return found
 
 

@@ -1,5 +1,7 @@
 """The section `aorta` of the terminal summary."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,9 +34,9 @@ def not_applicable(reason: Reason, detail: str = "torch is 1"):
 
 def test_run_without_a_finding_is_one_line_that_counts_what_is_unchanged():
     first = record(PASS, EXACT, *[not_applicable(Reason.NOT_REPRODUCIBLE)] * 2, launches=ran(3))
-    assert summary_lines([first, record(EXACT)]) == [
-        "aorta: 2 tests OK, 3 metrics unchanged, 2 not compared (not deterministic), 4 launches in 4.0s"
-    ]
+    [line] = summary_lines([first, record(EXACT)])
+    for part in ("2 tests OK", "3 metrics unchanged", "2 not compared (not deterministic)", "4 launches"):
+        assert part in line
 
 
 def test_what_was_not_compared_since_versions_differ_is_named():
@@ -80,7 +82,7 @@ def test_notes_that_only_verbosity_shows_are_counted():
 def test_ranks_that_never_communicate_are_a_warning_without_verbosity():
     notes = notes_on([], [make_facts(optimizers="each rank trains alone", apart=True)], [], "baseline")[0]
     warning, last = summary_lines([record(PASS).replace(comparisons=(Comparison("case", rows=(PASS,), notes=notes),))])
-    assert (warning.partition(":")[0], warning.endswith("each rank trains alone")) == ("WARNING", True)
+    assert re.fullmatch("WARNING: .*each rank trains alone", warning)
     assert "[-v" not in last
 
 
@@ -90,8 +92,8 @@ def test_metrics_without_a_baseline_share_a_line_per_comparison():
     )
     lost = replace(FINDINGS[1], metric="weight_hash")
     shown = summary_lines([record(unrecorded, unrecorded, lost)])
-    assert shown[0] == "test_a::test_x: Missing: 2 metrics, none; record one with --update-baselines"
-    assert shown[1] == "test_a::test_x: Missing: weight_hash"
+    assert "2 metrics, none; record one with --update-baselines" in shown[0]
+    assert shown[1].endswith("weight_hash")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,4 @@ AT_ONCE = {
 @pytest.mark.parametrize(("tests", "is_told"), AT_ONCE.values(), ids=AT_ONCE)
 def test_tests_that_all_got_slower_at_once_tell_of_the_machine(tests, is_told):
     lines = summary_lines([record(*rows, platform="h200-x8") for rows in tests])
-    told = (
-        "moved: machine: all 3 tests with times on h200-x8 got slower at once, and nothing else changed; to settle it: "
-    )
-    assert any(line.startswith(told) for line in lines) is is_told
+    assert any("all 3 tests with times on h200-x8 got slower at once" in line for line in lines) is is_told

@@ -7,13 +7,14 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.report.data import Case, Launch, Report, session_report
+from pytest_aorta.report.data import Report, session_report
 from pytest_aorta.report.page.render import render
 from pytest_aorta.report.write import write_report, write_session_reports
 from pytest_aorta.session.record import LaunchNote, TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
     compared,
+    make_case,
     make_facts,
     make_options,
     make_record,
@@ -32,7 +33,7 @@ EVIL = "a.py::test[</script><script>alert(1)</script>|`*_\"'&amp;]"
 
 def as_report(nodeid: str, **changes) -> Report:
     result = make_result([[10.0, 11.0], [10.0, 12.0]], environment={"torch": EVIL}, config={EVIL: EVIL})
-    case = Case(EVIL, (make_verdict(Outcome.REGRESSION, detail=EVIL),), (Launch(1, result, result.facts),))
+    case = make_case(make_verdict(Outcome.REGRESSION, detail=EVIL), launches=[(result, result.facts)], name=EVIL)
     launches = (LaunchNote(has_result=True, traces=(EVIL,)),)
     test = make_test(nodeid, "failed", case, **({"failure": EVIL, "launches": launches} | changes))
     return replace(make_report(test, warnings=(EVIL,)), title=EVIL)

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.report.data import Case, session_report
+from pytest_aorta.report.data import session_report
 from pytest_aorta.report.page.rows import failing_first
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
+    make_case,
     make_report,
     make_test,
     make_verdict,
@@ -28,7 +29,7 @@ def test_every_launch_of_a_run_is_in_its_report(run):
     assert [test.record.outcome for test in run.tests] == ["failed", "passed", "failed", "passed", "failed", "passed"]
     assert run.warnings == ()
     regressed = run.tests[0].cases[0]
-    assert len(regressed.candidate) == regressed.verdicts[0].launches == 3
+    assert len(regressed.candidate) == regressed.comparison.rows[0].launches == 3
     assert len(regressed.others) == 10
 
 
@@ -40,7 +41,7 @@ def test_tests_without_a_launch_are_left_out_unless_devices_were_lacking():
 
 def test_failed_tests_come_first_then_those_with_the_worst_verdict():
     def one(name, outcome, verdict):
-        return make_test(name, outcome, Case("c", (make_verdict(verdict),)))
+        return make_test(name, outcome, make_case(make_verdict(verdict)))
 
     tests = (
         one("well", "passed", Outcome.PASS),

@@ -142,7 +142,7 @@ def diagnose(run_dir: Path, left: Left) -> LaunchFailure:
     assert lines[0].startswith(f"toy on {left.size} cpu ranks: ")
     assert f": {found.kind}" in lines[0]
     assert found.rank is None or re.search(rf"ranks? (\d+, )*{found.rank}\b", found.text)
-    assert lines[-1] == f"plan, logs and stacks: {run_dir}"
+    assert lines[-1].endswith(str(run_dir))
     return found
 
 
@@ -649,13 +649,9 @@ def test_long_traceback_keeps_the_frames_of_the_user_and_the_innermost_ones(tmp_
     frame = '  File "{}.py", line 1, in f\n    call()\n    ^^^^^^\n'
     library = "".join(frame.format(f"/v/lib/python3.11/site-packages/torch/m{number}") for number in range(40))
     text = f"Traceback (most recent call last):\n{library}{frame.format('train')}{library}ValueError: boom\n"
-    assert diagnose(tmp_path, Left({1: raised(1, text=text)})).text.splitlines()[1:-1] == [
-        "Traceback (most recent call last):",
-        "  ... 120 lines left out, see ranks/1/error.json",
-        *frame.format("train").splitlines(),
-        "  ... 114 lines left out, see ranks/1/error.json",
-        *"".join(library.splitlines(keepends=True)[-6:]).splitlines(),
-    ]
+    shown = diagnose(tmp_path, Left({1: raised(1, text=text)})).text
+    assert re.findall(r"(\d+) lines left out, see ranks/1/error.json", shown) == ["120", "114"]
+    assert re.findall(r'(\w+)\.py"', shown) == ["train", "m38", "m39"]
 
 
 def recorded(rank: int, *names: str, retired: int | None = None, **changes: object) -> Files:

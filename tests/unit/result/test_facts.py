@@ -112,11 +112,11 @@ def test_ramp_is_found_at_little_less_than_its_size():
     assert 0.1 < growth(values, DEPENDENT_STEPS) < 0.2
 
 
-def test_memory_that_leaks_is_found_from_ten_samples():
-    assert growth([100.0 + sample for sample in range(10)]) == pytest.approx(9 / 104.5)
+def test_memory_that_leaks_is_found_from_seven_readings():
+    assert growth([100.0 + reading for reading in range(7)]) == pytest.approx(6 / 103)
 
 
-@pytest.mark.parametrize("values", [[], [1.0] * 9, list(range(1, 10)), [0.0, *range(1, 30)], [5.0] * 50])
+@pytest.mark.parametrize("values", [[], [1.0] * 6, list(range(1, 7)), [0.0, *range(1, 30)], [5.0] * 50])
 def test_too_few_values_and_constant_ones_do_not_grow(values):
     assert growth(values) == 0
 
@@ -172,7 +172,8 @@ def test_launch_without_a_sample_in_its_steps_is_summarized_by_all_samples():
 )
 def test_protective_reason_is_throttling_unless_hardly_any_sample_has_it(reason):
     facts = facts_of(in_steps(reason, clock=1200), in_steps(clock=1980), in_steps(reason, clock=1200))
-    assert facts.throttled == [f"GPU 0 throttled ({reason} in 67% of samples, SM clock 1,200 of 1,980 MHz)"]
+    [line] = facts.throttled
+    assert f"{reason} in 67% of samples, SM clock 1,200 of 1,980 MHz" in line
     assert facts_of(in_steps(reason), *[in_steps()] * 29).throttled == []
 
 

@@ -81,7 +81,7 @@ def test_another_environment_runs_the_working_tree_and_is_named(repository):
     reference = Reference("python:/x", "/x", repository, prefix=repository, differs="torch 2.12.1 -> 2.13.0")
     found = provenance(repository, (), reference)
     assert (found.commit, found.branch) == code_version(repository)[:2]
-    assert found.side == "python:/x: torch 2.12.1 -> 2.13.0"
+    assert found.side == f"{reference.name}: {reference.differs}"
 
 
 def test_provenance_is_of_now_and_of_this_host(repository):
@@ -93,10 +93,10 @@ def test_provenance_is_of_now_and_of_this_host(repository):
 
 def test_command_of_the_plan_is_in_the_result_and_in_a_baseline(tmp_path):
     write_ranks(tmp_path, rank_values(), rank_values())
-    command = ("pytest", "-k", "caf\udce9 | rm -rf /")
+    command = ("pytest", "-k", "\udce9 |")
     collect_result(make_plan(tmp_path, command=command), ENDED_WELL)
     result = read_result(tmp_path / "result.json")
-    assert result.provenance.command == ["pytest", "-k", "caf\\udce9 | rm -rf /"]
+    assert result.provenance.command == ["pytest", "-k", r"\udce9 |"]
     stored = make_baseline(launches=(StoredLaunch(result.facts),), config=result.config)
     path = write_baseline(tmp_path / "baselines", stored)
     assert read_baseline_file(path).launches[0].facts.provenance.command == result.provenance.command

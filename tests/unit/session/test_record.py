@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.common.model import from_text, to_text
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.metrics import Origin, Tolerance
@@ -69,7 +70,7 @@ LAUNCH = st.builds(
 @given(st.lists(COMPARISON, max_size=2), st.lists(LAUNCH, max_size=2), st.none() | st.text(), st.text())
 def test_record_survives_the_way_from_a_worker(comparisons, launches, lacked, failure):
     record = TestRecord("a::b", 2, "failed", failure, tuple(comparisons), tuple(launches), lacked, True, "cpu")
-    assert TestRecord.from_text(record.to_text()) == record
+    assert from_text(to_text(record), TestRecord) == record
 
 
 def test_record_is_undecided_as_soon_as_one_verdict_is():

@@ -1,5 +1,6 @@
 """Rounds of launches until a comparison is decided, and the text of its end."""
 
+import re
 import sys
 from itertools import cycle
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_verdicts_of_an_a_b_take_the_places_of_the_stored_ones():
     verdicts = joined(Verdicts("case", (open_row, stays), (Note("a"),)), Verdicts("A/B", (paired,), (Note("b"),)))
     assert [row.outcome for row in verdicts.rows] == [Outcome.REGRESSION, Outcome.PASS]
     assert (verdicts.case, verdicts.notes) == ("case", (Note("b"),))
-    assert verdicts["step_time_p50"].reason == "A/B with main, why"
+    assert "A/B with main" in verdicts["step_time_p50"].reason
 
 
 FILE = Path("/repo/baselines/nvidia-h200-x2-nccl/x.json")
@@ -194,24 +195,25 @@ def test_slower_step_says_what_confirms_finds_and_accepts_it(commit):
     assert first.endswith("(10 -> 40 ms, limit 5%), suspect rank 1")
     assert measured.startswith("  measured  toy on cpu-x1-gloo, 20 steps, 3 launches, 95% +")
     test = "tests/test_a.py::test_x --aorta-gpus=2"
-    assert facts == [
-        "  cause     a note",
-        f"  baseline  {', '.join([*commit, str(FILE)])}",
-        f"  confirm   pytest {test} --aorta-ab={commit[0] if commit else 'HEAD'}",
-        *([f"  find      aorta bisect a1b2c3d HEAD -- {test}"] if commit else []),
-        f"  accept    pytest {test} --update-baselines --aorta-record=replace  # replaces the baseline",
-    ]
+    shown = dict(fact.split(maxsplit=1) for fact in facts)
+    assert shown["cause"] == "a note"
+    assert shown["baseline"].endswith(str(FILE))
+    assert shown["confirm"] == f"pytest {test} --aorta-ab={commit[0] if commit else 'HEAD'}"
+    assert shown.get("find") == (f"aorta bisect a1b2c3d HEAD -- {test}" if commit else None)
+    assert f"pytest {test} --update-baselines --aorta-record=replace" in shown["accept"]
 
 
 def test_other_number_of_steps_is_one_line_also_for_a_metric_that_needs_more():
     long = make_facts(num_steps=100)
     lines = text_of(make_baseline(launches=stored(long)), num_steps=99, metrics={"peak_memory_bytes": 1.0})
-    assert lines[0] == "Missing: the baseline was recorded with 100 measured steps, the test has 99"
+    assert "recorded with 100 measured steps, the test has 99" in lines[0]
+    assert lines[1].startswith("  measured")
 
 
 def test_metric_that_the_launch_lost_is_named_beside_a_missing_baseline():
     lines = text_of(None)
-    assert lines[:2] == ["Missing: peak_memory_bytes, the launch has no peak_memory_bytes", "Missing: no baseline"]
+    assert "the launch has no peak_memory_bytes" in lines[0]
+    assert "no baseline" in lines[1]
     assert lines[-1].endswith(" --update-baselines")
 
 
@@ -221,28 +223,24 @@ def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
         *(make_verdict(Outcome.REGRESSION, metric=name, delta=delta) for name, delta in (("c", 0.1), ("d", -0.5))),
     ]
     first, second, missing, measured, *_ = comparison_text(compared("case", make_facts()), rows).splitlines()
-    assert (first.split()[1], second.split()[1], missing) == ("d", "c", "Missing: no baseline")
+    assert (first.split()[1], second.split()[1]) == ("d", "c")
+    assert "no baseline" in missing
     assert measured.startswith("  measured")
 
 
 def test_cause_that_several_metrics_share_is_said_once():
-    why = "6 of 6 collectives have nothing to hide under, 2 before"
-    names = {"scheduled_step_ms": why, "scheduled_overlap_ratio": why, "flops": "+ aten::mm x 1"}
+    names = {"scheduled_step_ms": "why", "scheduled_overlap_ratio": "why", "flops": "mm"}
     rows = [make_verdict(Outcome.REGRESSION, metric=name, detail=detail) for name, detail in names.items()]
     lines = comparison_text(compared("case", make_facts()), rows).splitlines()
-    causes = [line.strip() for line in lines if line.startswith("  cause")]
-    assert causes == [
-        f"cause     scheduled_step_ms, scheduled_overlap_ratio: {why}",
-        "cause     flops: + aten::mm x 1",
-    ]
+    causes = [line.split()[1:] for line in lines if line.startswith("  cause")]
+    assert causes == [["scheduled_step_ms,", "scheduled_overlap_ratio:", "why"], ["flops:", "mm"]]
 
 
 def test_cost_that_went_down_stands_beside_a_regression_as_it_may_be_its_cause():
-    gone = "all_reduce float32 over 2 ranks 1 -> 0 a step"
-    fewer = make_verdict(Outcome.CHANGED, metric="collectives", baseline=5, value=4, delta=-0.2, detail=gone)
+    fewer = make_verdict(Outcome.CHANGED, metric="collectives", baseline=5, value=4, delta=-0.2, detail="gone")
     failing = make_verdict(Outcome.REGRESSION, metric="weight_hash")
     text = comparison_text(compared("case", make_facts(), rows=(fewer, failing)), [failing])
-    assert f"changed   collectives -20.0% (5 -> 4): {gone}" in text
+    assert re.search(r"  changed +collectives .*\(5 -> 4\): gone", text)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +263,7 @@ def test_commands_are_those_of_a_run_with_or_without_another_version(version, st
 
 def test_command_names_the_devices_that_the_run_could_see(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert Repeated("a::b").command() == "CUDA_VISIBLE_DEVICES=2,3 pytest a::b"
+    assert "CUDA_VISIBLE_DEVICES=2,3" in Repeated("a::b").command()
 
 
 @pytest.mark.parametrize(
@@ -288,7 +286,7 @@ def test_failed_ab_tells_how_the_sides_differ_and_what_finds_the_change(version,
     launches = tuple(launch for side in sides for launch in side.launches)
     ended = sides[0].replace(launches=launches, workload="toy", platform="cpu-x1-gloo", baseline=str(FILE))
     lines = comparison_text(ended, failing, Repeated("test_a.py::test_x", version=version)).splitlines()
-    assert f"  baseline  {version}, launched in turn with this code" in lines
-    assert "  differs   torch 2.12.1 -> 2.13.0" in lines
-    found = [line for line in lines if line.startswith("  find ")]
-    assert found == ([f"  find      aorta bisect {ends} -- test_a.py::test_x"] if ends else [])
+    shown = dict(line.split(maxsplit=1) for line in lines)
+    assert shown["baseline"].startswith(version)
+    assert shown["differs"] == "torch 2.12.1 -> 2.13.0"
+    assert shown.get("find") == (f"aorta bisect {ends} -- test_a.py::test_x" if ends else None)

@@ -12,7 +12,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.axes import Axis, Over, Point
 from pytest_aorta.session.search import Finding, Search, SearchLog
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.metrics import Origin, Tolerance
+from pytest_aorta.verdict.metrics import Origin, Tolerance, parse_tolerances
 from tests.unit.builders import make_facts, with_p50
 
 NOISE = random.Random(1)
@@ -52,10 +52,12 @@ class Commits:
         return AortaError(f"end {len(point)}: {error}")
 
 
-def search(metric: str, launch: Callable[[int], LaunchFacts]) -> tuple[str, Commits]:
+def search(
+    metric: str, launch: Callable[[int], LaunchFacts], marked: dict[str, Tolerance] | None = None
+) -> tuple[str, Commits]:
     """Return the text of a search's end, and the commits."""
     commits = Commits()
-    comparison = PairedComparison("case", {}, [metric], 12, "c0")
+    comparison = PairedComparison("case", marked or {}, [metric], 12, "c0")
     with pytest.raises(ComparisonFailed) as ended:
         Search(commits, comparison, launch(0), lambda point: launch(len(point)), lambda _: None).run()  # type: ignore[arg-type]
     return str(ended.value), commits
@@ -161,3 +163,13 @@ def test_interrupted_search_goes_on_after_the_points_that_it_knows(monkeypatch, 
     assert "launched c4" in said
     assert "launched c4" not in again
     assert not commits.own_log.file.exists()
+
+
+def test_commit_that_changed_a_noisy_metric_of_a_script_is_named():
+    marked = parse_tolerances({"reward": "-5%"}, "tolerance")
+    text, _ = search(
+        "reward",
+        lambda number: make_facts(metrics={"reward": (7.0 if number >= 4 else 10.0) * NOISE.gauss(1, 0.01)}),
+        marked,
+    )
+    assert text.startswith("case: found: c4\n")

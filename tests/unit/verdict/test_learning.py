@@ -181,7 +181,7 @@ def test_metric_that_is_left_out_is_not_compared_and_a_marker_on_it_fails_the_te
     rows = [check(make_facts(), baseline=noisy, marked=marked) for marked in ({}, P50)]
     assert [row["step_time_p50"].not_applicable for row in rows] == [Reason.NOISY] * 2
     assert [[row.metric for row in one.failing()] for one in rows] == [[], ["step_time_p50"]]
-    assert detection_lines(noisy, P50, 5) == ["  step_time_p50: left out: loud; compare it with --aorta-ab=REF"]
+    assert "left out: loud; compare it with --aorta-ab=" in detection_lines(noisy, P50, 5)[0]
 
 
 def test_tolerance_that_is_advised_is_one_that_is_taken():
@@ -199,12 +199,14 @@ def test_no_tolerance_is_advised_that_a_marker_does_not_take():
 
 
 def test_growth_within_launches_is_refused():
-    assert left_out([make_facts(step_time_growth=0.1)] * 5, {}) == {
-        "step_time_p50": "step times change within a launch by +10.0% or more; use more warmup steps"
-    }
-    assert left_out([make_facts(**growing(0.1), metrics={"peak_memory_bytes": 9.0})] * 5, {}) == {
-        "peak_memory_bytes": "memory grows within a launch by +10.0% or more"
-    }
+    memory = make_facts(**growing(0.1), metrics={"peak_memory_bytes": 9.0})
+    for metric, facts, said in (
+        ("step_time_p50", make_facts(step_time_growth=0.1), r"\+10.0% or more; use more warmup"),
+        ("peak_memory_bytes", memory, r"memory grows .* \+10.0%"),
+    ):
+        [(name, why)] = left_out([facts] * 5, {}).items()
+        assert name == metric
+        assert re.search(said, why)
 
 
 def test_memory_whose_parts_contradict_each_other_is_refused():

@@ -337,10 +337,9 @@ def test_launches_without_overlap_are_recorded_and_compare_with_themselves(launc
 
 def test_metric_of_a_late_host_is_left_out_and_is_left_out_of_a_center_by_force():
     launches = [ahead(0.86 + number / 1000) for number in range(9)] + [LATE]
-    assert left_out(launches, {}) == {
-        "overlap_ratio": f"launch 10 has no value: {LATE_HOST}",
-        "exposed_comm_ms": f"launch 10 has no value: {LATE_HOST.replace('0.61', '3.9 ms')}",
-    }
+    found = left_out(launches, {})
+    assert found.keys() == {"overlap_ratio", "exposed_comm_ms"}
+    assert all(text.startswith("launch 10 has no value") for text in found.values())
     forced = make_baseline(launches=stored(*launches))
     assert ratio_of([ahead(0.86)], forced).outcome is Outcome.PASS
     assert ratio_of([ahead(0.2)] * 3, forced).outcome is Outcome.REGRESSION

@@ -119,11 +119,8 @@ SIGNED = [-1.0, 0.0, 1.0, -0.5, 0.5, -0.7, 0.7, 0.2, -0.2, 0.1]
 
 def test_value_that_is_not_positive_passes_within_the_baselines_range():
     row = check_losses([0.9], SIGNED)
-    assert (row.outcome, row.delta, row.reason) == (
-        Outcome.PASS,
-        None,
-        "values are not positive, so their ranges are compared",
-    )
+    assert (row.outcome, row.delta) == (Outcome.PASS, None)
+    assert "not positive" in row.reason
 
 
 def test_value_beyond_the_range_of_signed_ones_asks_for_launches():
@@ -245,9 +242,7 @@ def test_metric_that_one_of_several_launches_lost_is_missing():
 def test_metric_that_the_baseline_lacks_is_missing():
     row = check(make_facts(), baseline=make_baseline(launches=stored(make_facts(weight_hashes={}))))["weight_hash"]
     assert (row.outcome, row.is_lost) == (Outcome.MISSING, False)
-    assert (
-        row.reason == "the baseline has no weight_hash; record it again with --update-baselines --aorta-record=replace"
-    )
+    assert "no weight_hash; record it again with --update-baselines --aorta-record=replace" in row.reason
 
 
 @pytest.mark.parametrize("lacks", ["candidate", "reference"])

@@ -29,11 +29,11 @@ def test_percentage_is_read_as_fraction(text, relative):
 def test_exact_values_are_shown_with_every_digit_that_can_differ():
     assert format_value(1048576.0, "B", exact=True) == "1,048,576 B"
     assert format_value(5.5470147132873535, "", exact=True) == "5.5470147132873535"
-    assert format_value(1048576.0, "B") == "1 MiB"
+    assert (format_value(1048576.0, "B"), format_value(68.0, "B")) == ("1 MiB", "68 B")
     assert (format_value(35840.0, ""), format_value(1e9, "")) == ("35,840", "1.000e+09")
 
 
-def test_loss_that_is_shown_is_that_of_the_last_step_in_whatever_order_a_file_has_steps():
+def test_loss_that_is_shown_is_that_of_the_last_step_in_any_order_of_the_file():
     series = SeriesFacts(name="SGD", num_steps=10, is_main=True, loss=[{"10": 1.0, "9": 2.0}])
     assert METRICS["loss"].measure(make_facts(series=[series])) == 1.0
 

@@ -172,7 +172,7 @@ def test_messages_have_the_other_rank():
 
 def test_step_without_marks_says_so():
     costs = costs_of_step(trace(boundary(0), op(12), boundary(100)), lambda *_: 8, lambda _: True, on_device=False)
-    assert costs.graph.problem == "the streams of the step were not marked"
+    assert "not marked" in costs.graph.problem
 
 
 @pytest.mark.parametrize(
