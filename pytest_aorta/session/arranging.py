@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.errors import ComparisonFailed, NothingCompared, SpecError
@@ -102,15 +101,10 @@ def judged(
             found.append(running.conclude(Verdicts(case, rows, notes)))
         except (ComparisonFailed, NothingCompared) as error:
             failed.append(error)
-    text, metrics = (
-        "\n".join(map(str, failed)),
-        [error.metrics for error in failed if isinstance(error, ComparisonFailed)],
-    )
-    if metrics:
-        raise ComparisonFailed(text, (*chain(*metrics),))
-    if failed:
-        raise NothingCompared(text)
-    return found
+    if not failed:
+        return found
+    text, metrics = "\n".join(map(str, failed)), [name for error in failed for name in getattr(error, "metrics", ())]
+    raise ComparisonFailed(text, tuple(metrics)) if metrics else NothingCompared(text)
 
 
 def _side(launcher: Launcher, one: Arrangement, result: WorkloadResult) -> Side:

@@ -237,5 +237,6 @@ def make_axis(over: Over | Span, sides: tuple[SideSpec, SideSpec], references: R
     if not axis.changes:
         raise SpecError(f"GOOD and BAD have the same {over}")
     if not axis.is_ordered:
-        references.say(f"{counted(len(axis.changes), over.removesuffix('s'))} differ: {axis.name(axis.bad)}")
+        num_changes = counted(len(axis.changes), over.removesuffix("s"))
+        references.say(f"GOOD and BAD differ in {num_changes}: {axis.name(axis.bad)}")
     return axis

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from pytest_aorta.common.errors import AortaError, WorkloadFailed
@@ -40,18 +41,17 @@ def settle(comparing: Generator[N, LaunchFacts, R], launch: Callable[[N], Launch
 
     A failed launch is raised inside the comparison, which may go on without it.
     """
-    try:
-        need = next(comparing)
-        while True:
-            try:
-                facts = launch(need)
-            except AortaError as error:
-                need = comparing.throw(error)
-            else:
-                need = comparing.send(facts)
-    except StopIteration as end:
-        found: R = end.value
-        return found
+    go_on = partial(next, comparing)
+    while True:
+        try:
+            need = go_on()
+        except StopIteration as end:
+            found: R = end.value
+            return found
+        try:
+            go_on = partial(comparing.send, launch(need))
+        except AortaError as error:
+            go_on = partial(comparing.throw, error)
 
 
 def with_baseline(comparison: StoredComparison, first: LaunchFacts) -> Comparing:

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from pytest_aorta import WorkloadRunner
+from pytest_aorta.result.trace.profiled_steps import Collective
 from tests.distributed import small_llama
 
 pytestmark = [pytest.mark.numerics, pytest.mark.launch_timeout(240)]
@@ -49,6 +50,8 @@ def test_copy_engines_gather_without_a_kernel_and_symmetric_memory_with_its_own(
     )
     assert kernels_of(by_kernels, "^nccl.*AllGather")
     assert kernels_of(by_engines, "^nccl.*AllGather") == {}
+    # The copies are communication, as the kernels are.
+    assert all(Collective.ALL_GATHER in step.collectives for step in by_engines.overlap[0]), by_engines.kernels[0]
     assert kernels_of(by_engines, "^nccl.*ReduceScatter")
     assert kernels_of(symmetric, "^ncclSym.*AllGather"), sorted(symmetric.kernels[0])
 

@@ -106,7 +106,7 @@ def search(versioned, monkeypatch, capfd):
 def test_smallest_set_of_packages_that_carries_the_change_is_found(search, ends, rules, found):
     code, changes, output = search(rules, *ends, "--over=packages")
     assert (code, changes) == (1, [f"{name} {'absent' if name == 'came' else '1.0'} -> 2.0" for name in found]), output
-    assert "15 packages differ: came absent -> 2.0, gone 1.0 -> absent, p00 1.0 -> 2.0, " in output
+    assert "GOOD and BAD differ in 15 packages: came absent -> 2.0, gone 1.0 -> absent, p00 1.0 -> 2.0, " in output
     assert (
         output.count("only with") == output.count("p07 1.0 -> 2.0: only with p08 1.0 -> 2.0, by its requirements") == 1
     )

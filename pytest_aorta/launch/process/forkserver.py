@@ -138,8 +138,7 @@ class _WarmAgent:
 def _rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dict[str, str]:
     """Return the variables that torchrun sets for a rank of a single host."""
     return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world_size)),
+        **rank_program.rank_variables(rank, world_size),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",

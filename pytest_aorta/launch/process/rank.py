@@ -132,9 +132,15 @@ def _take_simulated_rank(world: World, environ: MutableMapping[str, str]) -> Non
     The simulated world is one host.
     """
     if world.simulated:
-        own = world.simulated[int(environ["RANK"])]
-        environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(own)))
-        environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world.size)))
+        environ.update(rank_variables(world.simulated[int(environ["RANK"])], world.size))
+
+
+def rank_variables(rank: int, world_size: int) -> dict[str, str]:
+    """Return the variables with the number of a rank of a single host, and the size of its world."""
+    return {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world_size)),
+    }
 
 
 def exit_code(error: BaseException) -> int:

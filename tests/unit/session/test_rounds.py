@@ -85,6 +85,11 @@ def test_time_that_got_worse_beside_an_exact_difference_is_decided():
     assert [row.outcome for row in verdicts.failing()] == [Outcome.REGRESSION] * 2
 
 
+def test_launch_that_ends_an_iteration_does_not_end_the_comparison():
+    with pytest.raises(StopIteration):
+        settle(in_pairs(paired_comparison(6)), lambda side: next(iter(())))
+
+
 def pairs(
     candidate_p50s: tuple[float, ...], reference_p50: float, max_pairs: int, made: int, *, reference_first: bool = False
 ):
