@@ -48,7 +48,7 @@ class Guard:
     """One guarded launch; ``guarded.guard_spec`` builds ``spec``.
 
     ``start_agent`` starts the torchrun agent and returns its process id. The guard's child is a keeper, which is the
-    agent's parent and ends as the agent does (:func:`_start_keeper`).
+    agent's parent (:func:`_start_keeper`).
     """
 
     def __init__(self, spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
@@ -57,7 +57,7 @@ class Guard:
         self.ranks = Path(spec["run_dir"]) / "ranks"
         self.agent_log = Path(spec["run_dir"]) / "agent.log"
         self.rank_folders: list[Path] = []
-        self.agent_pid = 0
+        self.keeper_pid = self.ended_fd = 0
         self.agent_status: int | None = None
         self.first_error_s: float | None = None
         self.first_result_s: float | None = None
@@ -69,10 +69,10 @@ class Guard:
     def run(self) -> dict[str, Any]:
         """Start the agent, wait for a reason to stop, end every process, and return the verdict."""
         began_s = time.monotonic()
-        # The keeper stands for the agent: it takes the agent's signals, and ends as the agent does.
-        self.agent_pid = _start_keeper(self.start_agent)
+        # The keeper stands for the agent: it takes the agent's signals, and tells how the agent has ended.
+        self.keeper_pid, self.ended_fd = _start_keeper(self.start_agent)
         reason = self.watch(began_s + self.spec["time_limit_s"])
-        leftover = sorted(_descendants() - {self.agent_pid})
+        leftover = sorted(_living() - {self.keeper_pid})
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
         if reason == "rank_gone" or (reason == "exit" and not self.agent_status):
@@ -90,7 +90,7 @@ class Guard:
         """Wait until the launch has ended or has to be ended, and return the reason."""
         lifeline_fd = self.spec["lifeline_fd"]
         events = select.poll()
-        for fd in (lifeline_fd, os.pidfd_open(self.agent_pid)):
+        for fd in (lifeline_fd, self.ended_fd, os.pidfd_open(self.keeper_pid)):
             events.register(fd, select.POLLIN)
         while True:
             if lifeline_fd in dict(events.poll(TICK_S * 1000)):
@@ -155,16 +155,19 @@ class Guard:
 
     def reap(self) -> None:
         """Reap dead children, including adopted processes, and keep the agent's exit code."""
+        if self.agent_status is None:
+            with suppress(BlockingIOError, ValueError):
+                self.agent_status = int(os.read(self.ended_fd, 16))
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
                 code = os.waitstatus_to_exitcode(status)
-                if pid == self.agent_pid:
-                    self.agent_status = code
-                else:
+                if pid != self.keeper_pid:
                     self.adopted[pid] = code
+                elif self.agent_status is None:
+                    self.agent_status = code
 
     def dump_stacks(self) -> None:
         """Have every rank write its Python stacks; faulthandler does so even while the GIL is held."""
@@ -187,7 +190,7 @@ class Guard:
             self.wait_for_none(self.spec["leave_s"])
         if self.agent_status is None:
             with suppress(ProcessLookupError):
-                os.kill(self.agent_pid, signal.SIGTERM)
+                os.kill(self.keeper_pid, signal.SIGTERM)
             self.wait_for_none(TERM_S)
         return _kill_descendants(self.reap)
 
@@ -228,6 +231,16 @@ def _descendants() -> set[int]:
     return found
 
 
+def _living() -> set[int]:
+    """Return the process ids of all descendants that have not ended."""
+    found = set()
+    for pid in _descendants():
+        with suppress(OSError):
+            if _fields_of(pid)[0] not in ENDED:
+                found.add(pid)
+    return found
+
+
 def _kill_descendants(reap: Callable[[], None]) -> list[int]:
     """Kill every descendant of this process, and return those that are left after ``KILL_S`` seconds."""
     deadline_s = time.monotonic() + KILL_S
@@ -243,14 +256,21 @@ def _kill_descendants(reap: Callable[[], None]) -> list[int]:
     return sorted(_descendants())
 
 
-def _start_keeper(start_agent: Callable[[], int]) -> int:
-    """Fork the keeper of a launch, a sub-reaper between the guard and the agent, and return its process id.
+def _start_keeper(start_agent: Callable[[], int]) -> tuple[int, int]:
+    """Fork the keeper of a launch, a sub-reaper between the guard and the agent.
+
+    Return its process id, and the end of a pipe from which the agent's exit code can be read when the agent has ended.
 
     When the guard is killed, no mark is left on a process with an empty environment and output of its own. The keeper
     is then the parent of such orphans and ends them. It passes SIGTERM on to the agent, and ends in the way in which
-    the agent ends. The keeper keeps the pipe of the verdict open, so pytest waits until the keeper has ended.
+    the agent ends, as soon as nothing is left that the agent has started. The keeper keeps the pipe of the verdict
+    open, so pytest waits until the keeper has ended.
     """
-    return fork(partial(_keep, os.getpid(), start_agent))
+    ended_fd, tells_fd = os.pipe()
+    os.set_blocking(ended_fd, False)
+    keeper_pid = fork(partial(_keep, os.getpid(), start_agent, tells_fd))
+    os.close(tells_fd)
+    return keeper_pid, ended_fd
 
 
 def fork(work: Callable[[], int]) -> int:
@@ -271,7 +291,7 @@ def fork(work: Callable[[], int]) -> int:
         os._exit(exit_code)
 
 
-def _keep(guard_pid: int, start_agent: Callable[[], int]) -> int:
+def _keep(guard_pid: int, start_agent: Callable[[], int], tells_fd: int) -> int:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard = os.pidfd_open(guard_pid)
     agent_pid = start_agent()
@@ -286,10 +306,18 @@ def _keep(guard_pid: int, start_agent: Callable[[], int]) -> int:
         ready = {fd for fd, _ in events.poll(1000)}
         if agent not in ready:
             reap_children(agent_pid)
-    if agent not in ready:
+    code = 1
+    if agent in ready:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        code = os.waitstatus_to_exitcode(os.waitpid(agent_pid, 0)[1])
+        events.unregister(agent)
+        with suppress(BrokenPipeError):
+            os.write(tells_fd, str(code).encode())
+        # The guard ends what the agent has left, unless the guard is killed.
+        while _living() and os.getppid() == guard_pid:
+            events.poll(TICK_S * 1000)
+    if os.getppid() != guard_pid:
         _kill_descendants(reap_children)
-        return 1
-    code = os.waitstatus_to_exitcode(os.waitpid(agent_pid, 0)[1])
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)

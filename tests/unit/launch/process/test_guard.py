@@ -228,6 +228,24 @@ while not (RUN_DIR / "ranks/0/daemon").exists():
     assert verdict["wall_s"] < HANG_S / 2
 
 
+def test_guard_that_is_killed_as_the_agent_ends_leaves_no_process(guard):
+    program = "if fork() == 0: os.setsid(); time.sleep(600)\nwhile not (RUN_DIR / 'go').exists(): time.sleep(0.01)"
+    watched = guard(program)
+    watched.wait_for("pid-*")
+    while len(watched.pids()) < 2:
+        time.sleep(0.01)
+    os.kill(watched.process.pid, signal.SIGSTOP)
+    (watched.run_dir / "go").touch()
+    time.sleep(0.5)
+    watched.process.kill()
+    deadline_s = time.monotonic() + HANG_S / 4
+    while (left := [pid for pid in watched.pids() if is_alive(pid)]) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
 def test_byte_in_the_lifeline_makes_ranks_write_stacks_before_they_end(guard):
     program = """
 signal.signal(signal.SIGUSR1, lambda *_: rank_file(0, "stacks.txt", "here"))
