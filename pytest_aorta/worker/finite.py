@@ -230,9 +230,11 @@ def refuse_parameters(named: Iterable[NamedTensor], when: str) -> None:
     Raises:
         NotFinite: An element is NaN or infinite.
     """
-    for name, part in _checked_parts(named):
-        values = part.to(torch.bfloat16) if part.dtype in _CHECKED_AS_BFLOAT16 else part
-        if count := int((~values.isfinite()).sum()):
+    checked = list(_checked_parts(named))
+    counts = [_num_not_finite(part).to(checked[0][1].device) for _, part in checked]
+    # Read from the device once, not once per parameter.
+    for (name, part), count in zip(checked, torch.stack(counts).tolist() if counts else (), strict=True):
+        if count:
             raise NotFinite(
                 f"parameter {name} of rank {_rank()} has {count} of {part.numel()} elements that are NaN or infinite "
                 f"{when}; look at the learning rate and the gradients of the steps before"
@@ -246,3 +248,8 @@ def _checked_parts(named: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
             part = local_part(tensor.detach())
             if part.dtype in (*CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel():
                 yield name, part
+
+
+def _num_not_finite(part: torch.Tensor) -> torch.Tensor:
+    values = part.to(torch.bfloat16) if part.dtype in _CHECKED_AS_BFLOAT16 else part
+    return (~values.isfinite()).sum()
