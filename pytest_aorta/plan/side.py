@@ -99,7 +99,7 @@ class Span:
 
     @property
     def of_releases(self) -> bool:
-        """Whether the ends are releases: a tag such as ``v1.2`` is none."""
+        """Return whether the ends are releases: a tag such as ``v1.2`` is none."""
         return not self.repository and all(map(_RELEASE.fullmatch, self.ends))
 
 

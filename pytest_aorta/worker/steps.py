@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.result.folder import PROGRESS_FILE
 from pytest_aorta.worker.accelerator import (
@@ -27,6 +25,7 @@ from pytest_aorta.worker.accelerator import (
 )
 from pytest_aorta.worker.collectives import leave_arrivals, recorded_collectives, waits_of_steps_ms
 from pytest_aorta.worker.costs import begin_measured_steps
+from pytest_aorta.worker.own_plan import own_folder
 from pytest_aorta.worker.simulation import reset_peak_memory
 
 # Steps between readings of memory at first: a query of CUDA's allocator or of malloc takes the host tens of
@@ -46,8 +45,8 @@ class Progress:
         """Map the file that the launch names; without a launch, map anonymous memory that nobody reads."""
         self._count = 0
         mapped = mmap.mmap(-1, 8)
-        if folder := os.environ.get(variables.RANK_FOLDER):
-            with (Path(folder) / PROGRESS_FILE).open("wb+") as file:
+        if (folder := own_folder()) is not None:
+            with (folder / PROGRESS_FILE).open("wb+") as file:
                 file.write(bytes(8))
                 file.flush()
                 mapped = mmap.mmap(file.fileno(), 8)
