@@ -155,19 +155,14 @@ class Guard:
 
     def reap(self) -> None:
         """Reap dead children, including adopted processes, and keep the agent's exit code."""
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                self.adopted[found[0]] = os.waitstatus_to_exitcode(found[1])
         if self.agent_status is None:
+            # A keeper that is killed tells nothing. Read last: a keeper tells before it ends.
+            self.agent_status = self.adopted.get(self.keeper_pid)
             with suppress(BlockingIOError, ValueError):
                 self.agent_status = int(os.read(self.ended_fd, 16))
-        with suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                code = os.waitstatus_to_exitcode(status)
-                if pid != self.keeper_pid:
-                    self.adopted[pid] = code
-                elif self.agent_status is None:
-                    self.agent_status = code
 
     def dump_stacks(self) -> None:
         """Have every rank write its Python stacks; faulthandler does so even while the GIL is held."""
@@ -262,9 +257,9 @@ def _start_keeper(start_agent: Callable[[], int]) -> tuple[int, int]:
     Return its process id, and the end of a pipe from which the agent's exit code can be read when the agent has ended.
 
     When the guard is killed, no mark is left on a process with an empty environment and output of its own. The keeper
-    is then the parent of such orphans and ends them. It passes SIGTERM on to the agent, and ends in the way in which
-    the agent ends, as soon as nothing is left that the agent has started. The keeper keeps the pipe of the verdict
-    open, so pytest waits until the keeper has ended.
+    is then the parent of such orphans and ends them. It passes SIGTERM on to the agent, and ends as soon as nothing is
+    left that the agent has started. The keeper keeps the pipe of the verdict open, so pytest waits until the keeper has
+    ended.
     """
     ended_fd, tells_fd = os.pipe()
     os.set_blocking(ended_fd, False)
@@ -306,7 +301,6 @@ def _keep(guard_pid: int, start_agent: Callable[[], int], tells_fd: int) -> int:
         ready = {fd for fd, _ in events.poll(1000)}
         if agent not in ready:
             reap_children(agent_pid)
-    code = 1
     if agent in ready:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         code = os.waitstatus_to_exitcode(os.waitpid(agent_pid, 0)[1])
@@ -318,11 +312,7 @@ def _keep(guard_pid: int, start_agent: Callable[[], int], tells_fd: int) -> int:
             events.poll(TICK_S * 1000)
     if os.getppid() != guard_pid:
         _kill_descendants(reap_children)
-    if code < 0:
-        if -code not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
+    return 0
 
 
 def reap_children(kept_pid: int = 0) -> None:
