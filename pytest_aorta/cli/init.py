@@ -181,7 +181,7 @@ def _write_settings() -> str:
     """Write ``pytest.ini``, which would hide settings of pytest in another file, and return a line about it."""
     found = filter(Path.is_file, map(Path, _SETTINGS))
     if kept := next(
-        (file for file in found if "pytest" in file.stem or _SECTION.search(file.read_text("utf-8"))), None
+        (file for file in found if "pytest" in file.stem or _SECTION.search(file.read_text("utf-8", "replace"))), None
     ):
         return (
             f"kept {kept}, where pytest reads its settings: aorta_launcher (forkserver) starts ranks faster there, "

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     kept = dict[str, list[WorkloadResult]]()
     try:
         for result in _launched(target, options, arguments):
-            cells(result)
+            cells(result)  # raises before a result without costs is kept
             kept.setdefault(result.facts.provenance.side, []).append(result)
     finally:
         for side, results in kept.items():

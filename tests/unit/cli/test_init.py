@@ -260,7 +260,8 @@ def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "setup.cfg", "tox.ini"])
 def test_settings_of_other_tools_are_none_of_pytest(folder, capsys, name):
-    (folder / name).write_text("[project]\nname = 'training'\ndependencies = ['pytest']\n[tool.uv.sources]\n")
+    text = "[project]\nname = 'training'\nauthors = 'Sch\xe4fer'\ndependencies = ['pytest']\n[tool.uv.sources]\n"
+    (folder / name).write_text(text, encoding="latin-1")
     assert main(["init", "train.py"]) == 0
     assert "wrote pytest.ini" in capsys.readouterr().out
 
