@@ -4,13 +4,11 @@ import pytest
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline
-from pytest_aorta.verdict.learning import detection_lines, left_out, merged
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.verdicts import Reason
 from tests.unit.builders import (
     growing,
     launches_near,
-    launches_needed,
     make_baseline,
     make_facts,
     on_cpu,
@@ -18,17 +16,13 @@ from tests.unit.builders import (
     stored,
     with_p50,
 )
-from tests.unit.verdict.compared import check
+from tests.unit.verdict.compared import check, detection_lines, launches_needed, learn, left_out
 
 P50 = {"step_time_p50": Tolerance(0.05)}
 
 
 def baseline_of(p50: float = 10.0, count: int = 10, *, seed: int = 0, **changes) -> Baseline:
     return make_baseline(launches=stored(*launches_near(p50, count, seed=seed, **changes)))
-
-
-def learn(old: Baseline | None, new: Baseline, *, fresh: bool = False, marked=None) -> Baseline:
-    return merged(old, new, marked or {}, fresh)
 
 
 def refusal(old: Baseline, new: Baseline, marked=None) -> str:
@@ -181,7 +175,7 @@ def test_metric_that_is_left_out_is_not_compared_and_a_marker_on_it_fails_the_te
     rows = [check(make_facts(), baseline=noisy, marked=marked) for marked in ({}, P50)]
     assert [row["step_time_p50"].not_applicable for row in rows] == [Reason.NOISY] * 2
     assert [[row.metric for row in one.failing()] for one in rows] == [[], ["step_time_p50"]]
-    assert "left out: loud; compare it with --aorta-ab=" in detection_lines(noisy, P50, 5)[0]
+    assert "left out: loud; compare it with --aorta-ab=" in detection_lines(noisy, {})[0]
 
 
 def test_tolerance_that_is_advised_is_one_that_is_taken():
