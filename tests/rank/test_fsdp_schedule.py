@@ -38,10 +38,8 @@ def events_of_a_step(monkeypatch):
         buffers = Buffers(settings, CPU)
 
         def log(name, tensors, _is_async):
-            kind, own, all_own = (
-                ("g", tensors[1], buffers.shards) if "gather" in name else ("r", tensors[0], buffers.reduced)
-            )
-            events.extend(f"{kind}{layer}" for layer, tensor in enumerate(all_own) if tensor is own)
+            kind, number, shards = ("g", 1, buffers.shards) if "gather" in name else ("r", 0, buffers.reduced)
+            events.extend(f"{kind}{layer}" for layer, shard in enumerate(shards) if shard is tensors[number])
 
         monkeypatch.setattr(streams, "GlooStream", LoggingStream)
         monkeypatch.setattr(
