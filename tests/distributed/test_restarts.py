@@ -157,7 +157,8 @@ def test_load_of_what_was_not_saved(workload):
     ("train.py", ["4"], {"after": 2, "into": {}, "restarts": 0}, "restarts is 0"),
     ("train.py", ["4"], {"after": 2, "into": {"lr": 1}}, "into for workloads"),
     ("train.py", ["4"], {"after": 2, "metrics": ["step_time_p50"]}, "step_time_p50"),
-    ({"workload": "fsdp"}, ["4"], {"after": 2, "steps": 4}, "args, resume_args, record and fresh are for scripts"),
+    ("train.py", ["4"], {"after": 2, "recrod": {}}, "compare_restart() got an unexpected keyword argument 'recrod'"),
+    ({"workload": "fsdp"}, ["4"], {"after": 2, "steps": 4}, "args, resume_args, environment, record and fresh are for"),
 ])
 def test_refused(workload, target, args, given, said):
     with pytest.raises(Exception) as refused:
@@ -169,7 +170,7 @@ def test_refused(workload, target, args, given, said):
 def test_restart_of_a_script_that_goes_on_by_itself(pytester, inner, on_cpu):
     pytester.makepyfile(train=SNAPSHOT)
     result = inner(INNER)
-    result.assert_outcomes(passed=13, failed=1)
+    result.assert_outcomes(passed=14, failed=1)
     # The last checkpoint before step 4 is that of step 2.
     result.stdout.fnmatch_lines(
         ["*weights: step 4 begins with others on all ranks*as in step 2 of the run straight on*"]

@@ -227,11 +227,18 @@ def test_stored_gpu_baselines_have_fine_tolerances_of_overlap_and_can_decide(pat
     overlap = {"overlap_ratio": "3 points", "exposed_comm_ms": "1% of step", "overlap_saving": "3 points"}
     names = [name for name in overlap if name in chosen]
     assert names
-    for name in names:
-        assert comparison.undecidable(METRICS[name], chosen[name]) is None
-        for launch in launches:
-            row = comparison.judge([launch])[name]
-            assert (row.outcome, str(row.tolerance)) == (Outcome.PASS, overlap[name])
+    for launch in launches:
+        rows = comparison.judge([launch])
+        # What varies too much is left to the schedule, which is exact.
+        assert rows["scheduled_overlap_ratio" if "overlap_ratio" in names else names[0]].outcome is Outcome.PASS
+        for name in names:
+            expected = Outcome.NOT_APPLICABLE if name in baseline.left_out else Outcome.PASS
+            assert (rows[name].outcome, str(rows[name].tolerance)) == (expected, overlap[name])
+    for name, tolerance in chosen.items():
+        if tolerance.value and METRICS[name].has_noise and name not in baseline.left_out:
+            found = comparison.undecidable(METRICS[name], tolerance) or ""
+            assert "no number of launches" not in found
+            assert not (found and name in names)
 
 
 def test_metric_that_one_of_several_launches_lost_is_missing():

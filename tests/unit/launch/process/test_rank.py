@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -141,10 +142,10 @@ def test_script_that_exits_writes_what_the_interpreter_would_write(tmp_path, cap
     assert capsys.readouterr().err == output
 
 
-def test_error_is_kept_although_the_script_has_closed_standard_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", (tmp_path / "closed").open("w"))
-    sys.stderr.close()
-    assert left(tmp_path, ValueError("boom"))["message"] == "boom"
+def test_error_is_kept_although_the_script_has_closed_standard_error(tmp_path):
+    with redirect_stderr((tmp_path / "closed").open("w")) as stderr:
+        stderr.close()
+        assert left(tmp_path, ValueError("boom"))["message"] == "boom"
 
 
 def test_error_without_a_message_is_kept(tmp_path, capsys):
