@@ -209,5 +209,10 @@ def test_growth_within_launches_is_refused():
         assert re.search(said, why)
 
 
+def test_memory_whose_parts_contradict_each_other_is_refused():
+    with pytest.raises(ValueError, match="memory_growth_bytes: got 1 values for 2 ranks"):
+        make_facts(memory_bytes=[1, 2], memory_growth_bytes=[1.0])
+
+
 def test_few_launches_are_not_judged_by_their_variance():
     assert left_out([with_p50(make_facts(), p50) for p50 in (10.0, 20.0, 30.0, 5.0)], {}) == {}
