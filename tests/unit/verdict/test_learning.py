@@ -176,7 +176,7 @@ def test_growth_within_launches_is_refused():
 
 
 def test_memory_whose_parts_contradict_each_other_is_refused():
-    with pytest.raises(ValueError, match="memory_growth_bytes: got 1 values for 2 of memory_bytes"):
+    with pytest.raises(ValueError, match="memory_growth_bytes: got 1 values for 2 ranks"):
         make_facts(memory_bytes=[1, 2], memory_growth_bytes=[1.0])
 
 

@@ -65,12 +65,13 @@ def test_thread_of_a_rank_writes_to_its_end_and_the_exit_code_stays(tmp_path):
     assert (tmp_path / "saved").exists()
 
 
-def test_thread_that_does_not_end_is_named_with_its_place(tmp_path):
+def test_thread_that_does_not_end_is_named_and_its_stack_is_in_the_log(tmp_path):
     assert (
         run(tmp_path, "rank.LEAVE_S = 0.5; threading.Thread(target=time.sleep, args=(99,), name='saver').start()") == 1
     )
     error = json.loads((tmp_path / "ranks" / "0" / "error.json").read_text())
-    assert "not ended within 0.5 s after the script returned: thread 'saver' at run (" in error["message"]
+    assert error["message"].startswith("thread saver has not ended within 0.5 s after the script returned")
+    assert "in run\n" in (tmp_path / "ranks" / "0" / "output.log").read_text()
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
