@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
@@ -103,6 +104,13 @@ def git(folder: Path, *arguments: str) -> str:
     author = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     command = ["git", "-C", str(folder), *author, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def install_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a torch importable from a folder beside the test's, for a test that only needs one to be there."""
+    (site := folder.with_name(f"{folder.name}-site")).mkdir()
+    (site / "torch.py").touch()
+    monkeypatch.syspath_prepend(site)
 
 
 def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import rank_values, write_ranks
+from tests.unit.builders import install_torch, rank_values, write_ranks
 from tests.unit.fake_drivers import FakeNvml
 
 PLAIN = "import torch\n"
@@ -27,7 +27,7 @@ Ranks = Callable[[LaunchPlan, int], Values]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> Path:
     """The current folder, with a script."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pytest_aorta.cli.target.require_torch", lambda: None)
+    install_torch(tmp_path, monkeypatch)
     nvml.names = ()
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path.parent / "leases"))
     (tmp_path / "train.py").write_text(PLAIN)

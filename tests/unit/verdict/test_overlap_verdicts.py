@@ -94,7 +94,7 @@ def test_cpu_ranks_are_compared_where_a_marker_says_so_by_its_tolerance():
     assert "overlap_ratio" not in outcomes(check(around(0.1, 3, build=on_cpu), recorded))
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("1 points")}
     found = check(around(0.5, 3, build=on_cpu), recorded, marked)["overlap_ratio"]
-    assert str(found.tolerance) == "1 points"
+    assert found.tolerance.value == pytest.approx(0.01)
     assert check(around(0.1, 3, build=on_cpu), recorded, marked)["overlap_ratio"].outcome is Outcome.REGRESSION
 
 
@@ -108,7 +108,7 @@ def test_reason_names_the_collective_whose_exposed_time_grew_most():
     now = [launch(0.5, all_gather_ms=5.5, reduce_scatter_ms=2.0, rank=rank) for rank in (3, 1, 3)]
     assert "reduce_scatter exposed 2 ms/step, was 0.1; rank 3" in cause_of("overlap_ratio", now, before)
     assert "all_gather exposed 5.5 ms/step; rank 3" in cause_of("overlap_ratio", now, [make_facts()])
-    assert cause_of("overlap_ratio", [make_facts()], before) == ""
+    assert not cause_of("overlap_ratio", [make_facts()], before)
 
 
 def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank():
@@ -161,7 +161,8 @@ def test_noisy_overlap_is_left_out_of_a_baseline_and_the_advised_tolerance_is_ta
 @pytest.mark.parametrize("noise", [0.002, 0.016, 0.05])
 def test_tolerance_that_was_given_is_the_one_that_is_applied(noise):
     recorded = make_baseline(launches=stored(*around(0.5, 10, noise=noise)))
-    assert str(check(around(0.5, 1, noise=noise), recorded, max_launches=5)["overlap_ratio"].tolerance) == "3 points"
+    found = check(around(0.5, 1, noise=noise), recorded, max_launches=5)["overlap_ratio"]
+    assert found.tolerance.value == pytest.approx(0.03)
 
 
 def test_noisier_baseline_decides_only_what_is_obvious_and_says_why():
