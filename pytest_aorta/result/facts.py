@@ -236,6 +236,10 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"costs: got ranks {ranks}, allowed is each rank once")
         if absent := [name for name in STEP_TIMES if name not in self.step_time_ms]:
             raise ValueError(f"step_time_ms: {', '.join(absent)} is missing")
+        for name in ("memory", "resident"):
+            grown, used = (len(getattr(self, f"{name}{part}_bytes")) for part in ("_growth", ""))
+            if grown != used:
+                raise ValueError(f"{name}_growth_bytes: got {grown} values for {used} ranks, allowed is one per rank")
 
     def condensed(self, *, has_names: bool) -> LaunchFacts:
         """Return what a baseline keeps of these facts."""
