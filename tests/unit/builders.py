@@ -31,7 +31,6 @@ from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.learning import needs_another
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
@@ -73,14 +72,6 @@ def replace(value: T, /, **changes: Any) -> T:
 
 def gpus(count: int, model: str = H200) -> list[Device]:
     return [Device(str(number), model, f"GPU-{number}") for number in range(count)]
-
-
-def launches_needed(facts: LaunchFacts, marked: dict[str, Tolerance], most: int = 10) -> int:
-    """Return the number of launches that a recording takes if all are equal."""
-    for count in range(1, most):
-        if not needs_another(make_baseline(launches=stored(*[facts] * count)), marked, make_options(launches=most)):
-            return count
-    return most
 
 
 def make_options(**changes: Any) -> Options:

@@ -4,12 +4,10 @@ import pytest
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline
-from pytest_aorta.verdict.learning import left_out, merged
 from pytest_aorta.verdict.metrics import Tolerance
 from tests.unit.builders import (
     growing,
     launches_near,
-    launches_needed,
     make_baseline,
     make_facts,
     on_cpu,
@@ -17,16 +15,13 @@ from tests.unit.builders import (
     stored,
     with_p50,
 )
+from tests.unit.verdict.compared import launches_needed, learn, left_out
 
 P50 = {"step_time_p50": Tolerance(0.05)}
 
 
 def baseline_of(p50: float = 10.0, count: int = 10, *, seed: int = 0, **changes) -> Baseline:
     return make_baseline(launches=stored(*launches_near(p50, count, seed=seed, **changes)))
-
-
-def learn(old: Baseline | None, new: Baseline, *, fresh: bool = False, marked=None) -> Baseline:
-    return merged(old, new, marked or {}, fresh)
 
 
 def refusal(old: Baseline, new: Baseline, marked=None) -> str:

@@ -20,14 +20,12 @@ from pytest_aorta.session.rounds import in_pairs, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.learning import detection_lines, left_out
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, StoredRule
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
     changed,
-    launches_needed,
     make_baseline,
     make_facts,
     make_result,
@@ -36,7 +34,7 @@ from tests.unit.builders import (
 )
 from tests.unit.simulated import at_most, until_decided
 from tests.unit.verdict import compared
-from tests.unit.verdict.compared import compare, outcomes
+from tests.unit.verdict.compared import compare, detection_lines, launches_needed, left_out, outcomes
 
 STEP_MS = 10.0
 
@@ -140,13 +138,13 @@ def test_stored_launches_with_late_hosts_leave_the_others_values(late):
     ]
     others = [launch for launch in launches if name in launch.metrics]
     some, whole = (make_baseline(launches=stored(*part)) for part in (launches, others))
-    reported = [next(line for line in detection_lines(baseline, {}, 5) if name in line) for baseline in (some, whole)]
+    reported = [next(line for line in detection_lines(baseline, {}) if name in line) for baseline in (some, whole)]
     assert reported[0] == reported[1]
 
 
 def test_detection_of_lost_overlap_is_reported_in_points():
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
-    (line,) = [line for line in detection_lines(HIDDEN, marked, 5) if "overlap_ratio" in line]
+    (line,) = [line for line in detection_lines(HIDDEN, marked) if "overlap_ratio" in line]
     assert re.search(r"overlap_ratio: detects from -\d+\.\d+ points with 3, ", line)
 
 

@@ -10,7 +10,6 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import choose_tolerances
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import unresolved
 from pytest_aorta.verdict.statistics.decision import Outcome, StoredRule
@@ -26,7 +25,7 @@ from tests.unit.builders import (
     with_p50,
 )
 from tests.unit.simulated import run_stored
-from tests.unit.verdict.compared import CONFIG, STABLE, check, compare, outcomes
+from tests.unit.verdict.compared import CONFIG, STABLE, check, compare, detection_lines, outcomes
 
 
 def test_same_facts_pass_every_default_metric_they_have():
@@ -214,7 +213,7 @@ def test_undecided_verdict_names_the_remedy_at_once_and_recording_says_the_same(
     assert (row.state, row.launches) == (Decided(Outcome.INCONCLUSIVE), 1)
     remedy_text = row.detail.removeprefix("further launches could not decide; ")
     assert re.fullmatch(r"record \d more launch(es)? \(.*\): the baseline's 3 cannot resolve 11%", remedy_text)
-    lines = detection_lines(few, marked, 5)
+    lines = detection_lines(few, marked)
     assert f"  step_time_p50: unchanged code may be inconclusive: {remedy_text}" in lines
 
 
