@@ -94,10 +94,10 @@ def test_file_that_can_not_be_written_fails_the_run_and_leaves_the_summary(learn
 
 
 def test_report_without_its_packages_is_a_usage_error_before_any_test(project, monkeypatch):
-    monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     project.test_file()
     project.ini("aorta_report = report.html")
-    project.refused(shows="ERROR: a report needs numpy; pip install 'pytest-aorta[[]report[]]'")
+    project.refused(shows="ERROR: a report needs jinja2; pip install 'pytest-aorta[[]report[]]'")
 
 
 def test_workers_of_xdist_leave_one_report_and_one_file_of_the_history(project, monkeypatch):
