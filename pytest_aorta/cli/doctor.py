@@ -76,7 +76,7 @@ class _Problem:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what torch tells of this machine, leases, problems, and one line on what it can run."""
+    """Print problems, leases, and one line on what this machine can run, then what torch tells of it."""
     devices: list[Device] = []
     problems: list[_Problem] = []
     try:
@@ -84,7 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
     except AortaError as error:
         problems.append(_Problem(f"devices: {error}", "repair the driver or the variable that is named"))
     torch, facts, problem = _torch(len(devices))
-    emit(facts)
     problems += [problem] if problem else []
     free_bytes = 0
     with suppress(FileNotFoundError):
@@ -98,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         emit(wrapped(f"PROBLEM  {problem.text}", width) + wrapped(f"         -> {problem.remedy}", width))
     emit(_leases(devices))
     emit([f"{counted(len(problems), 'problem') if problems else 'no problem'}; {torch}{_devices(devices)}"])
+    emit(facts)
     return ExitCode.PROBLEM if problems else ExitCode.OK
 
 

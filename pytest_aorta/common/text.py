@@ -7,7 +7,6 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby
 
 _UNLIMITED = 1 << 20
 _GAP = "  "
@@ -155,8 +154,8 @@ def traceback_lines(text: str, error_type: str, message: str, limit: int, file: 
     """Return about ``limit`` lines of a traceback, without the last error's message, which a headline already shows.
 
     Frames of the harness are left out, unless it raised the error.
-    If the traceback is longer, a line, which names ``file``, replaces the frames of libraries except for the innermost
-    ones, or else all lines between the outermost and the innermost frames.
+    If the traceback is longer, a line that names ``file`` comes before what is left: of libraries the innermost frames
+    alone, and if that is too long, the begin and the end.
     """
     inner = [frame["file"] for frame in _FRAME.finditer(text)][-1:]
     text = text if any(map(is_harness, inner)) else without_harness(text)
@@ -168,26 +167,20 @@ def traceback_lines(text: str, error_type: str, message: str, limit: int, file: 
     start = max(whole or starts, default=len(lines))
     # Notes of the error follow its message.
     lines = lines[:start] + lines[start + max(1, len(message.splitlines())) :]
-    return _without_middle(lines, limit, file)
+    return _shortened("\n".join(lines), limit, file)
 
 
-def _without_middle(lines: Sequence[str], limit: int, file: str) -> list[str]:
+def _shortened(text: str, limit: int, file: str) -> list[str]:
+    lines = text.splitlines()
     if len(lines) <= limit:
-        return list(lines)
-    # A block is a frame, or a line that is not indented with what follows it.
-    blocks = [block.splitlines() for block in re.split(r'(?m)^(?=  File "|\S)', "\n".join(lines))]
-    frames = [number for number, block in enumerate(blocks) if block and block[0].startswith('  File "')]
+        return lines
     # Two frames of a library show which of its functions failed and which one called it.
-    left_out = {number for number in frames[:-2] if is_library(blocks[number][0].split('"')[1])}
-    if len(lines) - sum(len(blocks[number]) for number in left_out) >= limit:
-        ends = enumerate(accumulate(map(len, blocks)))
-        tail = len(lines) - 2 * limit // 3
-        left_out = {number for number, end in ends if end > limit // 3 and end - len(blocks[number]) < tail}
-    shown: list[str] = []
-    for is_left_out, numbers in groupby(range(len(blocks)), left_out.__contains__):
-        rows = [row for number in numbers for row in blocks[number]]
-        shown += [f"  ... {len(rows)} lines left out, see {file}"] if is_left_out else rows
-    return shown
+    inner = [frame.start() for frame in _FRAME.finditer(text)][-2:]
+    own = _FRAME.sub(lambda frame: frame[0] if frame.start() in inner or not is_library(frame["file"]) else "", text)
+    kept = own.splitlines()
+    head = limit // 3
+    ends = kept if len(kept) <= limit else [*kept[:head], *kept[head - limit :]]
+    return [f"  ... {len(lines) - len(ends)} lines left out, see {file}", *ends]
 
 
 def distinct(names: Iterable[str], mark: str) -> list[str]:

@@ -32,7 +32,7 @@ from pytest_aorta.launch.process.guard import ENDED, state_of
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.cache import cache_folder
-from pytest_aorta.plan.device_kind import DeviceKind
+from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
@@ -155,7 +155,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     if plan.record is not None and plan.record.deterministic:
         # Without it, torch refuses matrix products under deterministic algorithms on NVIDIA GPUs.
         kept.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if plan.world.device == "cuda":
+    if plan.world.backend == Backend.NCCL:
         kept |= _flight_recorder(plan, kept)
         if plan.times_collectives:  # NCCL records two events for each
             kept.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
@@ -367,7 +367,7 @@ def prepare_folder(plan: LaunchPlan) -> None:
     """
     if plan.node is None:
         (plan.run_dir / names.RANKS_FOLDER).mkdir(parents=True)
-        if plan.world.device == "cuda":
+        if plan.world.backend == Backend.NCCL:
             (plan.run_dir / names.FLIGHT_FOLDER).mkdir()
         if plan.world.nodes > 1:
             _prepare_nodes(plan)
@@ -386,7 +386,7 @@ def _prepare_nodes(plan: LaunchPlan) -> None:
         for rank in plan.ranks_of(node):
             names.rank_folder(folder, rank).mkdir(parents=True)
             names.rank_folder(plan.run_dir, rank).symlink_to(names.rank_folder(names.node_folder(back, node), rank))
-        if plan.world.device == "cuda":
+        if plan.world.backend == Backend.NCCL:
             (folder / names.FLIGHT_FOLDER).symlink_to(back / back / names.FLIGHT_FOLDER)
 
 

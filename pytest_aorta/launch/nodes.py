@@ -74,21 +74,19 @@ def _version(name: str) -> str:
     return "not installed"
 
 
-def node_rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
+def node_rank(environ: Mapping[str, str] = os.environ) -> int:
     """Return this node's number, from 0.
 
     Raises:
         LaunchError: No variable gives the number, or its value is not a number.
     """
-    if given is not None:
-        return given
     for name in NODE_RANK_VARIABLES:
         if name in environ:
             if not re.fullmatch(r"[0-9]{1,6}", environ[name]):
                 raise LaunchError(f"{name}={environ[name]!r}, allowed is an integer of 0 or more")
             return int(environ[name])
     names = ", ".join(NODE_RANK_VARIABLES)
-    raise LaunchError(f"this node's number is unknown: give --node-rank, or set one of {names}")
+    raise LaunchError(f"this node's number is unknown: set one of {names}")
 
 
 def take_part(run_dir: Path, node: int) -> bool:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Count, Model, convert
+from pytest_aorta.plan.device_kind import Backend
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, resolve_config
@@ -192,9 +193,8 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
     @property
     def times_collectives(self) -> bool:
         """Return whether NCCL times each collective, which names late ranks; a launch that locates names none."""
-        is_declined = self.spec is not None and not self.spec.collective_timing
         is_locating = self.record is not None and self.record.hash_every_step
-        return self.world.device == "cuda" and self.world.size > 1 and not (is_declined or is_locating)
+        return self.world.backend == Backend.NCCL and self.world.size > 1 and not is_locating
 
     @property
     def own_config(self) -> dict[str, Any]:

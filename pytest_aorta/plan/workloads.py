@@ -133,10 +133,8 @@ class Declaration(SharedKeys, frozen=True, kw_only=True):
     Attributes:
         description: One sentence for lists of workloads.
         class_name: Class of the workload.
-        launch_mode: ``torchrun``.
         min_world_size: Smallest number of ranks.
         preload: Modules of torch that a fork server imports before it forks ranks of this workload.
-        collective_timing: Whether NCCL times collectives of several ranks, for ``collective_ms`` and the straggler.
         extends: File beside the workload's folder, whose config keys and presets the workload has too; empty for none.
         properties: Config key -> JSON Schema fragment with type, default and description.
         presets: Config key -> its value -> defaults of other keys.
@@ -144,11 +142,9 @@ class Declaration(SharedKeys, frozen=True, kw_only=True):
 
     description: Annotated[str, Meta(min_length=1)]
     class_name: Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*$")] = field(name="class")
-    launch_mode: Annotated[str, Meta(pattern="^torchrun$")] = "torchrun"
     min_world_size: Annotated[int, Meta(ge=1)] = 1
     # A fork server outlives a launch, so it imports nothing that the user may edit.
     preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
-    collective_timing: bool = True
     extends: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_]+\.yaml)?$")] = ""
 
 

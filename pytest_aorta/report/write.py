@@ -18,7 +18,6 @@ from pytest_aorta.session.record import TestRecord
 # Set by GitHub Actions: the file that a job's step appends its Markdown summary to.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _TITLE = "pytest-aorta"
-_PACKAGES = ("jinja2", "numpy")
 
 
 def require_packages() -> None:
@@ -27,8 +26,8 @@ def require_packages() -> None:
     Raises:
         SpecError: A package is not installed.
     """
-    if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise SpecError(f"a report needs {' and '.join(lacking)}; pip install 'pytest-aorta[report]'")
+    if find_spec("jinja2") is None:
+        raise SpecError("a report needs jinja2; pip install 'pytest-aorta[report]'")
 
 
 def write_session_reports(

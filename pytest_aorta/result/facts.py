@@ -239,8 +239,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         for name in ("memory", "resident"):
             grown, used = (len(getattr(self, f"{name}{part}_bytes")) for part in ("_growth", ""))
             if grown != used:
-                counts = f"{grown} values for {used} of {name}_bytes"
-                raise ValueError(f"{name}_growth_bytes: got {counts}, allowed is one per rank")
+                raise ValueError(f"{name}_growth_bytes: got {grown} values for {used} ranks, allowed is one per rank")
 
     def condensed(self, *, has_names: bool) -> LaunchFacts:
         """Return what a baseline keeps of these facts."""

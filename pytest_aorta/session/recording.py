@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Generator
+from dataclasses import replace
 
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed
-from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import digest, first_other_weights
 from pytest_aorta.session.comparing import RunningComparison
@@ -15,19 +14,8 @@ from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, passed
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
-from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import TEST_HOOK_KEY, identity
-from pytest_aorta.verdict.learning import (
-    NewBaseline,
-    are_undecided,
-    detection_lines,
-    left_out,
-    merged,
-    needs_another,
-    refusal_of_left_out,
-    with_every_step,
-)
-from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.learning import BaselineRecording
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Reason, Verdicts
 
@@ -42,15 +30,15 @@ def record(running: RunningComparison) -> Verdicts:
     """
     options, result, test = running.options, running.results[Side.CANDIDATE], running.launcher.test.record.nodeid
     launches = tuple(StoredLaunch(launch.facts) for launch in running.comparison.launches)
-    config = identity(result.config)
-    first = Baseline(running.comparison.case, test, result.platform, result.workload, config, launches)
+    first = Baseline(running.comparison.case, test, result.platform, result.workload, identity(result.config), launches)
     if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
         raise BaselineError(f"{first.case}: not recorded: the config plants a {TEST_HOOK_KEY}")
     if profiler := result.facts.profiler:
         raise BaselineError(f"{first.case}: not recorded: ranks ran under {profiler}, which slows them; record without")
-    new = running.settle(_launched(running, first))
+    recording = BaselineRecording(running.stored, result.facts, options)
+    new = running.settle(_launched(recording, first))
     # Comparing the baseline with itself shows metrics that are missing or differ between launches.
-    itself = StoredComparison(first.case, config, new, running.marked, len(new.launches))
+    itself = replace(running.stored, baseline=new, max_launches=len(new.launches), file="")
     verdicts = itself.judge(new.center_launches)
     again = Repeated(options.argument_of(test), options.repeated, is_recording=True)
     compared = running.comparison.replace(rows=verdicts.rows)
@@ -59,45 +47,21 @@ def record(running: RunningComparison) -> Verdicts:
         running.add()
         raise ComparisonFailed(comparison_text(compared, missing, again))
     if (hashed := _hashed_again(running, is_alone=len(new.launches) == 1)) is not None:
-        new = with_every_step(new, hashed, running.marked)
-    running.add(new=merged_with(running.old, new, running.defaults, running.marked, options))
+        new = recording.with_every_step(new, hashed)
+    running.add(new=recording.learned(new, digest(running.old)))
     return verdicts
 
 
-def _launched(running: RunningComparison, first: Baseline) -> Generator[Side, LaunchFacts, Baseline]:
+def _launched(recording: BaselineRecording, first: Baseline) -> Generator[Side, LaunchFacts, Baseline]:
     """Ask for as many launches as a baseline needs, and return them as a baseline of their own."""
-    options, marked = running.options, running.marked
-    launches, baseline = [*first.center_launches], first
-    old = None if options.record.replaces else running.known
-    while needs_another(baseline, marked, options) or (
-        old and len(launches) < options.launches and are_undecided(old, baseline, marked)
-    ):
+    launches, baseline, forced = [*first.center_launches], first, recording.options.record.reason
+    while recording.needs_another(baseline):
         launches.append((yield Side.CANDIDATE))
         baseline = first.of_launches(launches)
-    noisy = left_out(launches, marked)
-    if options.record.reason is None:
+    noisy = recording.left_out(launches)
+    if forced is None:
         return baseline.replace(left_out=noisy)
-    return baseline.replace(forced={str(baseline.revision): options.record.reason}) if noisy else baseline
-
-
-def merged_with(
-    old: Baseline | None,
-    new: Baseline,
-    defaults: Mapping[str, Any],
-    marked: Mapping[str, Tolerance],
-    options: Options,
-) -> NewBaseline:
-    """Return launches merged with the stored baseline ``old``, which may be older than some of the keys' ``defaults``.
-
-    Raises:
-        BaselineError: The launches can't be added, or are too noisy for a metric that a marker names.
-    """
-    known = old and old.replace(config={**defaults, **old.config})
-    baseline = merged(known, new, marked, options.record.replaces).condensed()
-    if refusal := refusal_of_left_out(baseline, marked):
-        reason = f"not recorded, because the launches can't hold what a marker names:\n{refusal}"
-        raise BaselineError(f"{new.case}: {reason}")
-    return NewBaseline(baseline, digest(old), tuple(detection_lines(baseline, marked, options.max_launches)))
+    return baseline.replace(forced={str(baseline.revision): forced}) if noisy else baseline
 
 
 def _hashed_again(running: RunningComparison, *, is_alone: bool) -> LaunchFacts | None:

@@ -31,7 +31,7 @@ def restarted_script(
         worlds: The worlds before and after a restart.
         script: As in :meth:`~pytest_aorta.DistributedWorld.run_script`, with ``settings`` such as ``record``.
         args: Arguments of the script before and after a restart.
-        settings: Other arguments of ``run_script``.
+        settings: The other arguments of ``run_script``.
         after: Number of steps of each part but the last.
         restarts: Number of restarts.
         steps: Number of all steps, where the arguments have ``{steps}`` in place of the last step of each part.
@@ -43,14 +43,13 @@ def restarted_script(
         SpecError: An argument is not allowed, or a part was not ended after so many steps.
         LeaseError, LaunchError, ResultError, WorkloadFailed: As in ``run_script``.
     """
-    settings = {"fresh": (), **settings}
-    record, parts = {**_RECORD, **(settings.pop("record", None) or {})}, list[WorkloadResult]()
+    parts = list[WorkloadResult]()
 
     def launched(number: int, *, is_last: bool) -> WorkloadResult:
         end = str(steps if is_last else after * (number + 1))
         words = [word.replace(STEPS, end) for word in args[number > 0]]
-        given = record | {"stop_after": 0 if is_last or steps else after}
-        return worlds[number > 0].run_script(script, words, record=given, **settings)
+        record = {**_RECORD, **(settings["record"] or {}), "stop_after": 0 if is_last or steps else after}
+        return worlds[number > 0].run_script(script, words, **{**settings, "record": record})
 
     with worlds[0].launcher.one_copy():
         for number in range(restarts + 1):

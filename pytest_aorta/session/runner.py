@@ -143,8 +143,10 @@ class WorkloadRunner(DistributedWorld):
         into: Mapping[str, Any] | None = None,
         ranks: tuple[int, int] | None = None,
         metrics: Iterable[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        record: Mapping[str, Any] | None = None,
+        fresh: Words | None = (),
         label: str = "restart",
-        **settings: Any,
     ) -> Verdicts:
         """Train straight on, then again with new processes after checkpoints; fail the test if a bit differs.
 
@@ -168,9 +170,8 @@ class WorkloadRunner(DistributedWorld):
             into: Config keys that differ after the restart, such as another layout that has equal bits.
             ranks: Number of ranks before and after the restart, the first ones of the test's world; all by default.
             metrics: Which metrics of steps are compared; all that the target has by default.
+            environment, record, fresh: Those of a script, as in :meth:`~pytest_aorta.DistributedWorld.run_script`.
             label: As in :meth:`compare`.
-            settings: ``environment``, ``record`` and ``fresh`` of a script, as in
-                :meth:`~pytest_aorta.DistributedWorld.run_script`.
 
         Raises:
             ComparisonFailed: A value of a step differs.
@@ -187,8 +188,10 @@ class WorkloadRunner(DistributedWorld):
                 f"restarts every {least} or more steps, before the last step; a workload needs steps, as does a script "
                 f"with {STEPS} in its arguments, and no other script"
             )
-        if (args or resume_args or settings) if not is_script else into:
-            raise SpecError("compare_restart: args, resume_args, record and fresh are for scripts, into for workloads")
+        if (args or resume_args or environment or record or fresh) if not is_script else into:
+            raise SpecError(
+                "compare_restart: args, resume_args, environment, record and fresh are for scripts, into for workloads"
+            )
         chosen = None if metrics is None else [*metrics]
         if chosen is not None:
             check_compared(chosen, known)
@@ -197,6 +200,7 @@ class WorkloadRunner(DistributedWorld):
             assert steps is not None
             straight, parts = self._restarted_workload(worlds, target, into or {}, steps, after, restarts)
         else:
+            settings = {"environment": environment, "record": record, "fresh": fresh}
             straight, parts = restarted_script(worlds, target, (args, resume_args), settings, after, restarts, steps)
         running = RunningComparison(self.launcher, case, reduce(joined, parts), straight)
         running.locates, running.stops = False, [after * number for number in range(1, restarts + 1)]

@@ -32,13 +32,18 @@ _OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
 NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC, MetricKind.OWN)
 
 
-def choose_tolerances(marked: Tolerances, *facts: LaunchFacts, asked: Collection[str] = ()) -> dict[str, Tolerance]:
+def choose_tolerances(
+    marked: Tolerances, *facts: LaunchFacts, asked: Collection[str] = (), is_variant: bool = False
+) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
     These are the metrics that a tolerance names, and the metrics with a default tolerance that any launch has. Other
     metrics that the workload or script records are compared for presence if there is a launch to compare with. The
     launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs and
     schedules are left. On CPU ranks, timed overlap is left out beside a schedule unless it is ``asked`` for.
+
+    Of what no marker names and nobody has asked for, costs and metrics that are new are left out where the other side
+    has none, so that a baseline that is older stays valid. Variants of a test have other costs and memory on purpose.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
@@ -62,7 +67,7 @@ def choose_tolerances(marked: Tolerances, *facts: LaunchFacts, asked: Collection
             default, needed = (metric.on_cpu if is_on_cpu else None) or metric.default, any
         if name not in chosen and default is not None and needed(_has(metric, launch) for launch in facts):
             chosen[name] = marked.get(name, default)
-    if len(facts) > 1:
+    if len(facts) > 1 and not is_variant:
         chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
     left_out = NOT_SIMULATED if facts[0].simulated else ()
     timed = _SCHEDULED_ON_CPU if facts[0].device == "cpu" and facts[0].schedules else ()
@@ -71,7 +76,12 @@ def choose_tolerances(marked: Tolerances, *facts: LaunchFacts, asked: Collection
     kept = {name: chosen[name] for name in names if metric_of(name).kind not in left_out}
     if left_out and not kept:
         raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
-    return kept
+    if len(facts) == 1:
+        return kept
+    named = {*marked, *asked}
+    return {
+        name: one for name, one in kept.items() if name in named or _is_known(metric_of(name), facts[-1], is_variant)
+    }
 
 
 def _has(metric: Metric, launch: LaunchFacts) -> bool:
@@ -80,37 +90,19 @@ def _has(metric: Metric, launch: LaunchFacts) -> bool:
     return bool(value) if metric.cost is not None else value is not None or not_profiled(metric, launch) is not None
 
 
-def applicable(marked: Tolerances, facts: LaunchFacts, *others: LaunchFacts) -> dict[str, Tolerance]:
+def _is_known(metric: Metric, other: LaunchFacts, is_variant: bool) -> bool:
+    """Return whether the other side has what it takes to compare a metric that nobody names."""
+    if metric.cost is not None and (is_variant or not has_costs(other)):
+        return False
+    is_varied = is_variant and bool(metric.grows or metric.scheduled)
+    return not is_varied and not (metric.is_new and metric.measure(other) is None)
+
+
+def applicable(marked: Tolerances, facts: LaunchFacts, *others: LaunchFacts) -> dict[Metric, Tolerance]:
     """Return the metrics of :func:`choose_tolerances` that can be compared, if only with the same launch."""
-    return {
-        name: tolerance
-        for name, tolerance in choose_tolerances(marked, facts, *others).items()
-        if not_applicable(metric_of(name, tolerance.direction), tolerance, facts, facts) is None
-    }
-
-
-def known_to(
-    other: LaunchFacts,
-    tolerances: Tolerances,
-    marked: Tolerances,
-    *,
-    is_variant: bool = False,
-) -> dict[str, Tolerance]:
-    """Return tolerances without those of metrics that no marker names and that another side has no value of.
-
-    A baseline that is older than costs, or than a new metric, stays valid. Variants of a test have different costs and
-    memory on purpose.
-    """
-    lacks_costs = is_variant or not has_costs(other)
-
-    def is_lacking(metric: Metric) -> bool:
-        if metric.cost is not None and lacks_costs:
-            return True
-        return (is_variant and bool(metric.grows or metric.scheduled)) or (
-            metric.is_new and metric.measure(other) is None
-        )
-
-    return {name: found for name, found in tolerances.items() if name in marked or not is_lacking(metric_of(name))}
+    chosen = choose_tolerances(marked, facts, *others)
+    metrics = {metric_of(name, tolerance.direction): tolerance for name, tolerance in chosen.items()}
+    return {one: found for one, found in metrics.items() if not_applicable(one, found, facts, facts) is None}
 
 
 def has_costs(facts: LaunchFacts) -> bool:

@@ -13,13 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import TypeAlias
 
 from pytest_aorta.common.text import brief, counted, some_of
 from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, Counts, by_rank
-from pytest_aorta.verdict.environment import changes, is_reproducible, other_versions
+from pytest_aorta.verdict.environment import changes, is_reproducible
 from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance, Value
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.rows import Row
@@ -75,14 +76,105 @@ class _CostChange:
         return Outcome.IMPROVED if before - after > allowed else Outcome.PASS
 
 
+@dataclass(frozen=True)
+class Costs:
+    """A cost of each rank, of launches and of those of the other side."""
+
+    launches: Launches
+    others: Launches
+    cost: Cost
+
+    @cached_property
+    def varying(self) -> set[str]:
+        """The parts that differ between launches of the other side on any rank, and are left out."""
+        first, *further = [by_rank(launch.costs, self.cost) or {} for launch in self.others]
+        pairs = [(first[rank], other[rank]) for other in further for rank in first.keys() & other.keys()]
+        return {name for one, other in pairs for name, _ in one.items() ^ other.items()}
+
+    def changes(self, launch: LaunchFacts) -> list[_CostChange]:
+        """Return the cost of each rank of a launch beside that of the last launch of the other side."""
+        here, there = (by_rank(side.costs, self.cost) or {} for side in (launch, self.others[-1]))
+        return [
+            _CostChange(
+                rank, *({name: side[rank][name] for name in side[rank].keys() - self.varying} for side in (there, here))
+            )
+            for rank in sorted(here.keys() & there.keys())
+        ]
+
+    def first(self) -> _CostChange | None:
+        """Return the change of the first rank of the last launch that differs; None if none does."""
+        return next((change for change in self.changes(self.launches[-1]) if change.parts), None)
+
+    def text_of(self, rank: int) -> str:
+        """Return the parts that came or went on a rank in the last launch; empty if none did."""
+        changes = self.changes(self.launches[-1])
+        worst = next((change for change in changes if change.rank == rank and change.parts), None)
+        return self.text(worst, changes) if worst else ""
+
+    def text(self, worst: _CostChange, changes: Sequence[_CostChange]) -> str:
+        """Return what came and what went on the worst rank, and the ranks on which it did unless on all of them."""
+        parts = worst.parts
+        named, rest = list(parts)[:_MOST_NAMED], list(parts)[_MOST_NAMED:]
+        places = [self.place(worst, name) for name in named]
+        texts = [
+            self._part(worst, name) + f" ({place})" * bool(place) for name, place in zip(named, places, strict=True)
+        ]
+        same = sorted({change.rank for change in changes if change.parts == parts})
+        ranks = sorted({change.rank for change in changes})
+        if same != ranks:
+            where = f" on {'rank' if len(same) == 1 else 'ranks'} {', '.join(map(str, same[:8]))} only"
+        else:  # stages of a pipeline have costs of their own
+            is_one = len({change.totals for change in changes}) == 1
+            where = "" if is_one else f"; the values are those of rank {worst.rank}"
+        return some_of(texts + rest, _MOST_NAMED) + where
+
+    def _part(self, change: _CostChange, name: str) -> str:
+        more = change.parts[name]
+        match self.cost:
+            case Cost.COLLECTIVES:
+                sizes = [
+                    (by_rank(side[-1].costs, Cost.COLLECTIVE_BYTES) or {}).get(change.rank, {})
+                    for side in (self.others, self.launches)
+                ]
+                num_bytes = sizes[1].get(name, 0) - sizes[0].get(name, 0)
+                moved = f", {_size(num_bytes)}" if num_bytes else ""
+                return f"{name} {change.before.get(name, 0)} -> {change.after.get(name, 0)} a step{moved}"
+            case Cost.COLLECTIVE_BYTES:
+                return f"{name} {_size(more)}"
+            case Cost.FLOPS:
+                return f"{name} {more:+,}"
+            case Cost.RECOMPILATIONS:
+                steps = counted(self.launches[-1].num_steps, "measured step")
+                return f"{change.after.get(name, 0)} in {steps}, {change.before.get(name, 0)} before"
+        return f"{'+' if more > 0 else '-'} {name} x {abs(more)}"
+
+    def place(self, change: _CostChange, name: str) -> str:
+        """Return the place of most calls that came or went, and how many others there are; empty if not known."""
+        placed_as = _PLACED_AS.get(self.cost, self.cost)
+        sides = [_places(side, change.rank) for side in (self.launches, self.others)]
+        if not all(sides):
+            return ""
+        came, left = (
+            side.get(placed_as, {}).get(name, {}) for side in (sides if change.parts[name] > 0 else reversed(sides))
+        )
+        # A line that was added moves those below it, whose code stays the same.
+        more = _by_code(came) - _by_code(left)
+        calls = {place: min(number, more[_LINE.sub("", place)]) for place, number in came.items()}
+        places = sorted(
+            (place for place, number in calls.items() if number), key=lambda place: (place in left, -calls[place])
+        )
+        if not places:
+            return ""
+        others_too = f" and {counted(len(places) - 1, 'other line')}" if len(places) > 1 else ""
+        return f"{places[0]}{f' x {calls[places[0]]}' if calls[places[0]] > 1 else ''}{others_too}"
+
+
 def judge_costs(row: Row, cost: Cost) -> Verdict:
     """Return the verdict on a cost: a regression if any rank of any launch costs more than allowed."""
-    left_out = varying(row.others, cost)
-    changes = [change for launch in row.launches for change in cost_changes(launch, row.others, cost, left_out)]
+    costs, launch, other = Costs(row.launches, row.others, cost), row.launches[-1], row.others[-1]
+    changes = [change for each in row.launches for change in costs.changes(each)]
     if not changes:  # of a simulated world, some ranks are launched
-        here, there = (
-            [rank for group in side[-1].costs for rank in group.ranks] for side in (row.launches, row.others)
-        )
+        here, there = ([rank for group in side.costs for rank in group.ranks] for side in (launch, other))
         detail = f"the launch has the costs of ranks {here}, the {row.reference} of ranks {there}"
         return row.missing(MissingPart.BASELINE_VALUE, f"{detail}; record it again with {RESET}")
     outcome = min((change.outcome(row.tolerance) for change in changes), key=_ORDER.index)
@@ -91,14 +183,13 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     worst = max(deciding, key=lambda change: change.totals[1] if outcome is Outcome.PASS else change.excess)
     before, after = worst.totals
     is_gone = cost is Cost.COLLECTIVES and any(name not in worst.after for name in worst.parts)
-    launch = row.launches[-1]
     if outcome is Outcome.IMPROVED and is_gone and not (launch.weight_hashes and is_reproducible(launch)):
         outcome = Outcome.REGRESSION
-    details = [_text(row, cost, worst, changes)] if worst.parts else []
-    if worst.parts and (other := other_versions(row.launches[0], row.others[-1], str(row.reference))):
-        details.append(f"{other}, which can be the cause")
-    if left_out:
-        named = some_of(sorted(left_out), _MOST_NAMED)
+    details = [costs.text(worst, changes)] if worst.parts else []
+    if worst.parts and (versions := row.other_versions()):
+        details.append(f"{versions}, which can be the cause")
+    if costs.varying:
+        named = some_of(sorted(costs.varying), _MOST_NAMED)
         details.append(f"left out, since it differs between launches of the {row.reference}: {named}")
     unknown = {name for group in row.launches[0].costs for name in group.costs.without_flops}
     if unknown and cost is Cost.FLOPS:
@@ -107,96 +198,8 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     return row.decided(outcome, float(after), float(before), "; ".join(details), delta)
 
 
-def cost_text(row: Row, cost: Cost, rank: int) -> str:
-    """Return the parts of a cost that came or went on a rank in the last launch; empty if none did."""
-    changes = cost_changes(row.launches[-1], row.others, cost, varying(row.others, cost))
-    worst = next((change for change in changes if change.rank == rank and change.parts), None)
-    return _text(row, cost, worst, changes) if worst else ""
-
-
-def varying(launches: Launches, cost: Cost) -> set[str]:
-    """Return the parts that differ between launches of unchanged code on any rank."""
-    known = [by_rank(launch.costs, cost) or {} for launch in launches]
-    first = known[0]
-    pairs = [(first[rank], other[rank]) for other in known[1:] for rank in first.keys() & other.keys()]
-    return {name for one, other in pairs for name, _ in one.items() ^ other.items()}
-
-
-def cost_changes(launch: LaunchFacts, others: Launches, cost: Cost, left_out: set[str]) -> list[_CostChange]:
-    """Return a cost of each rank beside that of the last launch of the other side, without parts to leave out."""
-    here, there = (by_rank(side.costs, cost) or {} for side in (launch, others[-1]))
-    return [
-        _CostChange(
-            rank, *({name: side[rank][name] for name in side[rank].keys() - left_out} for side in (there, here))
-        )
-        for rank in sorted(here.keys() & there.keys())
-    ]
-
-
-def _text(row: Row, cost: Cost, worst: _CostChange, changes: Sequence[_CostChange]) -> str:
-    """Return what came and what went on the worst rank, and the ranks on which it did unless it did on all of them."""
-    parts = worst.parts
-    named, rest = list(parts)[:_MOST_NAMED], list(parts)[_MOST_NAMED:]
-    places = [place_of(row.launches, row.others, worst, cost, name) for name in named]
-    texts = [
-        _part(row, cost, worst, name) + f" ({place})" * bool(place) for name, place in zip(named, places, strict=True)
-    ]
-    same = sorted({change.rank for change in changes if change.parts == parts})
-    ranks = sorted({change.rank for change in changes})
-    if same != ranks:
-        where = f" on {'rank' if len(same) == 1 else 'ranks'} {', '.join(map(str, same[:8]))} only"
-    else:  # stages of a pipeline have costs of their own
-        is_one = len({change.totals for change in changes}) == 1
-        where = "" if is_one else f"; the values are those of rank {worst.rank}"
-    return some_of(texts + rest, _MOST_NAMED) + where
-
-
 def _size(num_bytes: int) -> str:
     return f"{num_bytes:+,} B" if abs(num_bytes) < 10_000 else f"{num_bytes / 1e6:+.4g} MB"
-
-
-def _part(row: Row, cost: Cost, change: _CostChange, name: str) -> str:
-    more = change.parts[name]
-    sign = "+" if more > 0 else "-"
-    match cost:
-        case Cost.COLLECTIVES:
-            sizes = [
-                (by_rank(side[-1].costs, Cost.COLLECTIVE_BYTES) or {}).get(change.rank, {})
-                for side in (row.others, row.launches)
-            ]
-            num_bytes = sizes[1].get(name, 0) - sizes[0].get(name, 0)
-            moved = f", {_size(num_bytes)}" if num_bytes else ""
-            return f"{name} {change.before.get(name, 0)} -> {change.after.get(name, 0)} a step{moved}"
-        case Cost.COLLECTIVE_BYTES:
-            return f"{name} {_size(more)}"
-        case Cost.FLOPS:
-            return f"{name} {more:+,}"
-        case Cost.RECOMPILATIONS:
-            steps = counted(row.launches[-1].num_steps, "measured step")
-            return f"{change.after.get(name, 0)} in {steps}, {change.before.get(name, 0)} before"
-        case _:
-            return f"{sign} {name} x {abs(more)}"
-
-
-def place_of(launches: Launches, others: Launches, change: _CostChange, cost: Cost, name: str) -> str:
-    """Return the place of most calls that came or went, and how many others there are; empty if it is not known."""
-    placed_as = _PLACED_AS.get(cost, cost)
-    sides = [_places(side, change.rank) for side in (launches, others)]
-    if not all(sides):
-        return ""
-    came, left = (
-        side.get(placed_as, {}).get(name, {}) for side in (sides if change.parts[name] > 0 else reversed(sides))
-    )
-    # A line that was added moves those below it, whose code stays the same.
-    more = _by_code(came) - _by_code(left)
-    calls = {place: min(number, more[_LINE.sub("", place)]) for place, number in came.items()}
-    places = sorted(
-        (place for place, number in calls.items() if number), key=lambda place: (place in left, -calls[place])
-    )
-    if not places:
-        return ""
-    others_too = f" and {counted(len(places) - 1, 'other line')}" if len(places) > 1 else ""
-    return f"{places[0]}{f' x {calls[places[0]]}' if calls[places[0]] > 1 else ''}{others_too}"
 
 
 def _places(launches: Launches, rank: int) -> Mapping[Cost, Mapping[str, Counts]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import Launches, LaunchFacts
-from pytest_aorta.verdict.applicability import choose_tolerances, known_to, not_applicable, profiled
+from pytest_aorta.verdict.applicability import choose_tolerances, not_applicable, profiled
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth
 from pytest_aorta.verdict.causes import cause_of, notes_on, throttled
@@ -193,8 +193,6 @@ class StoredComparison(_Comparison):
             SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
-        if self._center:
-            tolerances = known_to(self._center[-1], tolerances, self.marked)
         revision = None if self.baseline is None else self.baseline.revision
         reference = VerdictReference(ReferenceKind.BASELINE, self.file, revision)
         return self._verdicts(tolerances, launches, self._center, reference, self.max_launches, decided)
@@ -305,12 +303,10 @@ class PairedComparison(_Comparison):
         Raises:
             SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
-        tolerances = choose_tolerances(self.marked, candidates[0], references[0], asked=self.only or ())
-        if not self.version:
-            tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
+        asked, is_variant = self.only or (), not self.version
+        tolerances = choose_tolerances(self.marked, candidates[0], references[0], asked=asked, is_variant=is_variant)
         if self.only is None:
             tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.GROSS}
-            tolerances = known_to(references[0], tolerances, self.marked, is_variant=not self.version)
         else:
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
         reference = VerdictReference(ReferenceKind.AB, self.version)

@@ -18,7 +18,7 @@ from pytest_aorta.result.series import (
     other_ranks,
 )
 from pytest_aorta.result.trace.profiled_steps import Cost
-from pytest_aorta.verdict.by_rank import cost_changes, place_of, varying
+from pytest_aorta.verdict.by_rank import Costs
 
 # Name of a setting -> what it is called. Others are hyperparameters of the optimizer, which have the names of torch.
 _NAMES = {
@@ -154,8 +154,8 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
 def _costs(launches: Launches, others: Launches) -> _Found:
     """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
     for cost, text in _COSTS.items():
-        changes = cost_changes(launches[-1], others, cost, varying(others, cost))
-        if (change := next((change for change in changes if change.parts), None)) is None:
+        costs = Costs(launches, others, cost)
+        if (change := costs.first()) is None:
             continue
         parts, before, after = change.parts, change.before, change.after
         ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
@@ -165,7 +165,7 @@ def _costs(launches: Launches, others: Launches) -> _Found:
         # Of operators, the one that changed most is named: the others follow.
         for name in [*parts][:1] if cost is Cost.FLOPS else sorted(parts):
             was, now = before.get(name, 0), after.get(name, 0)
-            place = place_of(launches, others, change, cost, name)
+            place = costs.place(change, name)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and now < was else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
             yield 1, text.format(name=name, before=was, after=now) + f" in {place}" * bool(place) + follows

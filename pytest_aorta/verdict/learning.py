@@ -1,7 +1,9 @@
 """Recording of baselines: launches that are appended, start a new revision, or are refused."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
@@ -15,8 +17,8 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
-from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerances, metric_of
-from pytest_aorta.verdict.noise import transformed_values, wider_or_paired
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance
+from pytest_aorta.verdict.noise import transformed_values, unresolved, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import (
     LOOKS,
     MIN_LAUNCHES,
@@ -41,45 +43,6 @@ _MANY = 10
 _SETTLED = (Outcome.NOT_APPLICABLE, Outcome.REGRESSION, Outcome.IMPROVED)
 
 
-def needs_another(baseline: Baseline, marked: Tolerances, options: Options) -> bool:
-    """Return whether a baseline that is being recorded needs one more launch, of at most ``--aorta-launches``.
-
-    A metric with noise needs launches until it is settled (:meth:`StoredRule.is_settled`), three at least. Costs need a
-    second launch, which shows the parts that depend on the data. Other exact metrics need one.
-    """
-    launches, most = baseline.center_launches, options.launches
-    asked = applicable(marked, launches[0])
-    inexact = [(metric_of(name, one.direction), one.value) for name, one in asked.items() if one.value]
-    noisy = [(metric, allowed) for metric, allowed in inexact if metric.has_noise]
-    least = MIN_LAUNCHES_TO_FAIL if noisy else 2 if any(metric_of(name).cost is not None for name in asked) else 1
-    if len(launches) < min(least, most) or not noisy:
-        return len(launches) < min(least, most)
-    return len(launches) < most and not all(
-        _is_settled_by(baseline, metric, allowed, options) for metric, allowed in noisy
-    )
-
-
-def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float, options: Options) -> bool:
-    """Return whether the launches of a baseline settle a metric; one without a value on its scale takes five."""
-    case, config, launches = baseline.case, baseline.config, baseline.center_launches
-    rule = StoredComparison(case, config, baseline, {}, options.max_launches).rule(metric, allowed)
-    if rule is None or len(profiled(metric, launches)) < len(launches):
-        return len(launches) >= MIN_LAUNCHES
-    return rule.is_settled(options.launches)
-
-
-def refusal_of_left_out(baseline: Baseline, marked: Tolerances) -> str:
-    """Return why a baseline can't hold what markers name, with the remedies; empty if it holds all.
-
-    The next comparison would fail for such a metric, although nothing has changed.
-    """
-    return "\n".join(
-        f"  {name}: {why}\n  next: take {name} out of the marker; or give --aorta-record=replace,noisy:REASON"
-        for name, why in baseline.left_out.items()
-        if name in marked and not marked[name].is_exact
-    )
-
-
 class NewBaseline(Model, frozen=True):
     """A baseline to store if its test passes.
 
@@ -94,52 +57,156 @@ class NewBaseline(Model, frozen=True):
     detection: tuple[str, ...] = ()
 
 
-def are_undecided(old: Baseline, new: Baseline, marked: Tolerances) -> bool:
-    """Return whether launches are not shown to equal those of a stored baseline, and more could show it."""
-    if other_setup(old, new.workload, new.config, [*new.center_launches]):
-        return False
-    rows = _differences(old, new, marked)
-    return bool(rows) and not any(map(_is_settled, rows))
+@dataclass(frozen=True)
+class BaselineRecording:
+    """The recording of launches as a baseline. The first launch decides once which metrics it is for.
 
-
-def with_every_step(new: Baseline, hashed: LaunchFacts, marked: Collection[str]) -> Baseline:
-    """Return a baseline whose first launch has the hashes of a launch that hashed every step."""
-    first, *others = new.launches
-    if len(first.facts.series) != len(hashed.series):
-        return new
-    series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
-    return new.replace(
-        launches=(first.replace(facts=first.facts.replace(series=series)), *others),
-        left_out=_varying_buffers([hashed, first.facts], marked) | new.left_out,
-    )
-
-
-def merged(old: Baseline | None, new: Baseline, marked: Tolerances, fresh: bool) -> Baseline:
-    """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
-
-    A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the workload, the
-    config or a choice of setup() changed. Appended launches never count for the center.
-
-    Raises:
-        BaselineError: The new launches are not shown to equal the center, so appending them could hide a change.
+    Attributes:
+        stored: The comparison with the stored baseline.
+        first: The first launch.
+        options: How many launches are recorded, and whether they replace the stored baseline.
     """
-    if old is None:
-        return new
-    facts = [stored.facts for stored in new.launches]
-    if fresh or other_setup(old, new.workload, new.config, facts):
-        past = [stored.replace(center=False) for stored in old.launches]
-        present = [stored.replace(revision=old.revision + 1) for stored in new.launches]
-        forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
-        return _fitted(new.replace(launches=(*past, *present), forced=forced))
-    recorded = old.center_launches[-1]
-    if different := other_setting(recorded, facts) or other_steps(facts, recorded):
-        raise BaselineError(_refusal(new.case, [different], can_settle=False))
-    if rows := _differences(old, new, marked):
-        can_settle = len(facts) < _MANY and not any(map(_is_settled, rows))
-        raise BaselineError(_refusal(new.case, rows, can_settle=can_settle))
-    added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
-    forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
-    return _fitted(old.replace(launches=(*old.launches, *added), forced=forced))
+
+    stored: StoredComparison
+    first: LaunchFacts
+    options: Options
+
+    @cached_property
+    def compared(self) -> dict[Metric, Tolerance]:
+        """The metrics that can be compared with the new baseline, with their tolerances."""
+        return applicable(self.stored.marked, self.first)
+
+    @cached_property
+    def noisy(self) -> dict[Metric, Tolerance]:
+        """Those that have noise, and need not be equal bit for bit."""
+        return {metric: found for metric, found in self.compared.items() if metric.has_noise and not found.is_exact}
+
+    def needs_another(self, new: Baseline) -> bool:
+        """Return whether a baseline that is being recorded needs one more launch, of at most ``--aorta-launches``.
+
+        A metric with noise needs launches until it is settled (:meth:`StoredRule.is_settled`), three at least. Costs
+        need a second launch, which shows the parts that depend on the data. Other exact metrics need one. Launches that
+        are not shown to equal those of the stored baseline need others, if these could show it.
+        """
+        count, most = len(new.center_launches), self.options.launches
+        least = MIN_LAUNCHES_TO_FAIL if self.noisy else 2 if any(metric.cost for metric in self.compared) else 1
+        if count < least or count >= most:
+            return count < most
+        if not all(self._settles(new, metric) for metric in self.noisy):
+            return True
+        old = self.stored.baseline
+        if old is None or self._replaces(old, new):
+            return False
+        rows = self._differences(old, new)
+        return bool(rows) and not any(map(_is_settled, rows))
+
+    def _settles(self, new: Baseline, metric: Metric) -> bool:
+        """Return whether the launches of a baseline settle a metric; one without a value on its scale takes five."""
+        rule, launches = replace(self.stored, baseline=new).rule(metric, self.noisy[metric].value), new.center_launches
+        if rule is None or len(profiled(metric, launches)) < len(launches):
+            return len(launches) >= MIN_LAUNCHES
+        return rule.is_settled(self.options.launches)
+
+    def left_out(self, launches: Launches) -> dict[str, str]:
+        """Return the metrics that launches are too noisy for -> why: noise, a late host, outliers, growth, throttling.
+
+        Buffers are among them if they vary, as those that are never given a value; weights can still be compared.
+        """
+        return self._varying_buffers(launches) | {
+            metric.name: "; ".join(problems)
+            for metric, tolerance in self.noisy.items()
+            if (problems := _problems(metric, tolerance.value or 0.0, launches))
+        }
+
+    def _varying_buffers(self, launches: Iterable[LaunchFacts]) -> dict[str, str]:
+        pairs = () if _BUFFER_HASH in self.stored.marked else pairwise(launches)
+        varying = (first_other_weights(one.series, other.series, BUFFERS) for one, other in pairs)
+        where = next(filter(None, varying), "")
+        return {_BUFFER_HASH: f"in two launches {where}"} if where else {}
+
+    def with_every_step(self, new: Baseline, hashed: LaunchFacts) -> Baseline:
+        """Return a baseline whose first launch has the hashes of a launch that hashed every step."""
+        first, *others = new.launches
+        if len(first.facts.series) != len(hashed.series):
+            return new
+        series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
+        return new.replace(
+            launches=(first.replace(facts=first.facts.replace(series=series)), *others),
+            left_out=self._varying_buffers([hashed, first.facts]) | new.left_out,
+        )
+
+    def learned(self, new: Baseline, before: str) -> NewBaseline:
+        """Return the baseline to store: the launches of ``new`` appended to the stored ones, or in a new revision.
+
+        A new revision keeps the old launches for the variance. It starts if the options ask for it, or if the workload,
+        the config or a choice of setup() changed. Appended launches never count for the center. ``before`` is the
+        digest of the stored baseline.
+
+        Raises:
+            BaselineError: The new launches are not shown to equal the center, so appending them could hide a change; or
+                they are too noisy for a metric that a marker names, for which the next comparison would then fail.
+        """
+        old, marked = self.stored.baseline, self.stored.marked
+        baseline = (new if old is None else self._merged(old, new)).condensed()
+        refused = [
+            f"  {name}: {why}\n  next: take {name} out of the marker; or give --aorta-record=replace,noisy:REASON"
+            for name, why in baseline.left_out.items()
+            if name in marked and not marked[name].is_exact
+        ]
+        if refused:
+            reason = "not recorded, because the launches can't hold what a marker names:"
+            raise BaselineError("\n".join([f"{new.case}: {reason}", *refused]))
+        return NewBaseline(baseline, before, tuple(self._detection_lines(baseline)))
+
+    def _merged(self, old: Baseline, new: Baseline) -> Baseline:
+        facts = new.center_launches
+        if self._replaces(old, new):
+            past = [stored.replace(center=False) for stored in old.launches]
+            present = [stored.replace(revision=old.revision + 1) for stored in new.launches]
+            forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
+            return _fitted(new.replace(launches=(*past, *present), forced=forced))
+        recorded = old.center_launches[-1]
+        if different := other_setting(recorded, facts) or other_steps(facts, recorded):
+            raise BaselineError(_refusal(new.case, [different], can_settle=False))
+        if rows := self._differences(old, new):
+            can_settle = len(facts) < _MANY and not any(map(_is_settled, rows))
+            raise BaselineError(_refusal(new.case, rows, can_settle=can_settle))
+        added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
+        forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
+        return _fitted(old.replace(launches=(*old.launches, *added), forced=forced))
+
+    def _replaces(self, old: Baseline, new: Baseline) -> bool:
+        """Return whether the launches start a new revision."""
+        is_other = other_setup(old, new.workload, new.config, new.center_launches)
+        return self.options.record.replaces or bool(is_other)
+
+    def _differences(self, old: Baseline, new: Baseline) -> list[Verdict]:
+        """Return the verdicts that do not show that the launches equal those of the stored baseline."""
+        launches = new.center_launches
+        verdicts = replace(self.stored, max_launches=len(launches)).judge(launches)
+        # A metric that can't be compared even with itself is not a difference.
+        known = {metric.name for metric in applicable(self.stored.marked, launches[0], old.center_launches[-1])}
+        rows = [row for row in verdicts.rows if row.metric in known and row.metric not in old.left_out]
+        return [row for row in rows if row.not_applicable is not Reason.UNMARKED_CPU_TIMES and not _is_unchanged(row)]
+
+    def _detection_lines(self, baseline: Baseline) -> Iterator[str]:
+        """Yield lines on metrics that are left out, on what the others detect, and on what they leave undecided."""
+        for name, why in baseline.left_out.items():
+            yield f"  {name}: left out: {why}; compare it with --aorta-ab=REF"
+        comparison, count = replace(self.stored, baseline=baseline), len(baseline.center_launches)
+        looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= comparison.max_launches]
+        if not looks:
+            yield f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"
+            return
+        for metric, tolerance in self.noisy.items():
+            rule = comparison.rule(metric, tolerance.value)
+            if rule is None or metric.name in baseline.left_out:
+                continue
+            if problem := unresolved(rule, tolerance):
+                yield f"  {metric.name}: unchanged code may be inconclusive: {problem}"
+            if count >= MIN_LAUNCHES_TO_FAIL:
+                parts = [f"{_detected(rule, look)} with {look}" for look in looks]
+                yield f"  {metric.name}: detects from {', '.join(parts)} launches"
 
 
 def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
@@ -152,16 +219,6 @@ def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
         "  next: if the change is intended, replace the baseline with --update-baselines --aorta-record=replace",
     ]
     return "\n".join(lines)
-
-
-def _differences(old: Baseline, new: Baseline, marked: Tolerances) -> list[Verdict]:
-    facts = [stored.facts for stored in new.launches]
-    comparison = StoredComparison(new.case, new.config, old, marked, max_launches=len(facts))
-    # A metric that can't be compared even with itself is not a difference.
-    compared = applicable(marked, facts[0], old.center_launches[-1]).keys() - old.left_out.keys()
-    rows = comparison.judge(facts).rows
-    rows = tuple(row for row in rows if row.not_applicable is not Reason.UNMARKED_CPU_TIMES)
-    return [row for row in rows if row.metric in compared and not _is_unchanged(row)]
 
 
 def _is_settled(row: Verdict) -> bool:
@@ -187,28 +244,6 @@ def _fitted(baseline: Baseline) -> Baseline:
     revisions = {str(stored.revision) for stored in kept}
     forced = {revision: reason for revision, reason in baseline.forced.items() if revision in revisions}
     return baseline.replace(launches=kept, forced=forced)
-
-
-def left_out(launches: Launches, marked: Tolerances) -> dict[str, str]:
-    """Return the metrics that launches are too noisy for -> why: noise, a late host, outliers, growth or throttling."""
-    return _varying_buffers(launches, marked) | {
-        name: "; ".join(problems)
-        for name, tolerance in applicable(marked, launches[0]).items()
-        if tolerance.value is not None
-        and (metric := metric_of(name, tolerance.direction)).has_noise
-        and (problems := _problems(metric, tolerance.value, launches))
-    }
-
-
-def _varying_buffers(launches: Iterable[LaunchFacts], marked: Collection[str]) -> dict[str, str]:
-    """Return that ``buffer_hash`` can't be compared, as buffers that are never given a value, -> why; or empty.
-
-    Weights can still be compared.
-    """
-    pairs = () if _BUFFER_HASH in marked else pairwise(launches)
-    varying = (first_other_weights(one.series, other.series, BUFFERS) for one, other in pairs)
-    where = next(filter(None, varying), "")
-    return {_BUFFER_HASH: f"in two launches {where}"} if where else {}
 
 
 def _problems(metric: Metric, tolerance: float, launches: Launches) -> list[str]:
@@ -255,27 +290,6 @@ def _noise_problems(metric: Metric, values: Sequence[float], tolerance: float) -
     if len(values) >= _LAUNCHES_THAT_DRIFT and abs(drift) > tolerance / 2:
         found.append(f"drifts over the launches by {format_change(drift, scale)} in total")
     return found
-
-
-def detection_lines(baseline: Baseline, marked: Tolerances, max_launches: int) -> list[str]:
-    """Return lines on metrics that are left out, on what the others detect, and on what they leave undecided."""
-    center = baseline.center_launches
-    lines = [f"  {name}: left out: {why}; compare it with --aorta-ab=REF" for name, why in baseline.left_out.items()]
-    looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= max_launches]
-    if not looks:
-        return [*lines, f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
-    comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, max_launches)
-    for name, tolerance in applicable(marked, center[-1]).items():
-        metric = metric_of(name, tolerance.direction)
-        rule = comparison.rule(metric, tolerance.value) if metric.has_noise else None
-        if tolerance.value is None or rule is None or name in baseline.left_out:
-            continue
-        if problem := comparison.undecidable(metric, tolerance):
-            lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
-        if len(center) >= MIN_LAUNCHES_TO_FAIL:
-            parts = [f"{_detected(rule, look)} with {look}" for look in looks]
-            lines.append(f"  {name}: detects from {', '.join(parts)} launches")
-    return lines
 
 
 def _detected(rule: StoredRule, num_launches: int) -> str:

@@ -10,7 +10,7 @@ from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_applicable, not_profiled, profiled
-from pytest_aorta.verdict.environment import changes, lost_reproducibility, other_device
+from pytest_aorta.verdict.environment import changes, lost_reproducibility, other_device, other_versions
 from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL, Decision, Outcome
@@ -94,6 +94,10 @@ class Row:
         if found is None or self.metric.kind is not MetricKind.TIMING:
             return None
         return self.not_applicable(Reason.PROFILER, f"ranks ran under {found}, which slows them", self.value)
+
+    def other_versions(self) -> str | None:
+        """Return the first library of another version than the other side's that chooses operators and kernels."""
+        return other_versions(self.launches[0], self.others[-1], str(self.reference))
 
     def late_hosts(self, launches: Launches) -> str:
         """Return text on the launches that have no value because their host was late; empty without any."""

@@ -14,8 +14,7 @@ from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.trace.kineto_places import alike_layers
 from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.result.trace.schedule import Issued, Schedule
-from pytest_aorta.verdict.by_rank import cost_text
-from pytest_aorta.verdict.environment import other_versions
+from pytest_aorta.verdict.by_rank import Costs
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
@@ -43,8 +42,9 @@ def judge_schedules(row: Row, value: Callable[[Schedule], float]) -> Verdict:
     if outcome is Outcome.REGRESSION:
         counts, lost = _cause(row.launches, row.others, rank)
         # Where no collective lost what hides it, the step has other work.
-        details = [(not lost and cost_text(row, Cost.OPERATORS, rank)) or _sentence(counts, lost)]
-        details += filter(None, [other_versions(row.launches[0], row.others[-1], str(row.reference))])
+        operators = Costs(row.launches, row.others, Cost.OPERATORS)
+        details = [(not lost and operators.text_of(rank)) or _sentence(counts, lost)]
+        details += filter(None, [row.other_versions()])
     delta = after - before if scale is Scale.POINTS else after / before - 1 if before else None
     return row.decided(outcome, float(after), float(before), "; ".join(details), delta)
 

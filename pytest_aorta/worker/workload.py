@@ -27,13 +27,11 @@ class Workload(ABC):
     ``cleanup()``, since collectives of a broken world can hang.
 
     Attributes:
-        launch_mode: the way ranks are started; ``torchrun`` is the only mode.
         min_world_size: the smallest number of ranks that the workload can run on.
         config: the value of every config key: the default in ``default.yaml``, or the value that a preset or the test
             gives; checked before the launch.
     """
 
-    launch_mode: ClassVar[str] = "torchrun"
     min_world_size: ClassVar[int] = 1
 
     def __init__(self, config: Mapping[str, Any]) -> None:

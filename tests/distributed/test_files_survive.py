@@ -18,7 +18,7 @@ import pytest
 from pytest_aorta.common.errors import BaselineError, ResultError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import launch, prepare_folder
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis import FailureKind, launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, orphans, read_baseline, write_baseline
@@ -240,7 +240,7 @@ def test_results_folder_that_is_lost_while_ranks_run_hides_no_verdict(tmp_path):
     assert (outcome.reason, outcome.agent_status) == ("exit", 1)
     failure = launch_failure(plan, outcome)
     assert failure is not None
-    assert failure.kind == "results deleted"
+    assert failure.kind == FailureKind.RESULTS_DELETED
 
 
 def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small_files):

@@ -149,7 +149,7 @@ def tested(project, tmp_path):
 def on_a_runner(project: Shell, page: str, home: Path) -> dict[str, str]:
     """Follow a page, and return the variables of a runner, whose environment has what the job installs."""
     follow(DOCS / page, project)
-    assert git(project.folder, "status", "--porcelain") == ""
+    assert not git(project.folder, "status", "--porcelain")
     assert git(project.folder, "log", "--format=%s", "origin/main", "-1").startswith("Test training on")
     assert project.run(f"python3 -m venv {home}/runner && . {home}/runner/bin/activate").returncode == 0
     return project.environment

@@ -390,7 +390,7 @@ assert server.preload(["quiet", "threaded", "forking"]) is None
 assert "quiet" in sys.modules and not {"threaded", "forking"} & set(sys.modules)
 assert num_threads() <= server.num_threads_allowed
 assert server.kept_out == [
-    "each rank imports threaded, because it starts 1 thread (sleeper) when it is imported",
+    "each rank imports threaded, because it starts a thread when it is imported",
     "each rank imports forking, because it starts a process when it is imported",
 ]
 """

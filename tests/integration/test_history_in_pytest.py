@@ -9,6 +9,7 @@ import pytest
 from pytest_aorta.cli.main import main
 from pytest_aorta.session.history import read_history
 from pytest_aorta.session.record import Side
+from pytest_aorta.verdict.statistics.decision import Outcome
 
 
 def kept(project):
@@ -30,7 +31,7 @@ def test_each_run_adds_a_file_with_every_launch(learned):
     compared = first.comparison
     assert (first.revision, compared.platform, compared.workload) == (1, "toy-gpu-x2-nccl", "toy")
     verdicts = {row.metric: row for row in second.comparison.rows}
-    assert verdicts["step_time_p50"].outcome == "regression"
+    assert verdicts["step_time_p50"].outcome is Outcome.REGRESSION
     assert verdicts["step_time_p50"].baseline == pytest.approx(10, rel=0.01)
     assert second.command.endswith(" --aorta-history=history")
 

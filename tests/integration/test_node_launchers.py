@@ -1,7 +1,10 @@
 """Failing node launchers with real node agents on this host; no rank is started."""
 
+import os
+import signal
 import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -104,14 +107,9 @@ def test_run_folder_is_closed_to_other_users(tmp_path):
     assert node_folder(plan.run_dir, 1).is_dir()
 
 
-def test_interrupted_launch_ends_its_agents(tmp_path, monkeypatch):
+def test_interrupted_launch_ends_its_agents(tmp_path):
     plan = make_plan(tmp_path, "sh", "-c", EACH, "1")
-
-    def interrupted(*_: object) -> None:
-        time.sleep(1.0)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("pytest_aorta.launch.guarded.GuardedLaunch.wait", interrupted)
+    Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         launch_on_nodes(plan)

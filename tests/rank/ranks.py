@@ -4,11 +4,13 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @contextmanager
@@ -37,6 +39,26 @@ def left_at_the_end() -> Iterator[None]:
             dist.destroy_process_group()
         # DTensor keeps specs of operators, whose meshes have groups that are gone now.
         _clear_sharding_prop_cache()
+
+
+class Requests(TorchDispatchMode):
+    """Calls ``note`` with each collective of this process: its operator's name, its arguments, and if it is async."""
+
+    def __init__(self, note: Callable[[str, Any, bool], object]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            # Without the default, True.
+            self._note(func.overloadpacket.__name__, args, all(one is not False for one in args))
+        return func(*args, **kwargs or {})
+
+
+def doubling(name: str, args: Any, _is_async: bool) -> None:
+    """Note of an all-reduce in a world of one: the sum over two ranks with equal values."""
+    if name == "allreduce_":
+        args[0][0].mul_(2)
 
 
 def run_two_ranks(run: Callable[..., None], *arguments: object) -> None:

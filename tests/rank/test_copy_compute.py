@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.common.streams import ThreadStream
 from aorta_workloads.copy_compute import CopyComputeWorkload
 from aorta_workloads.copy_compute.copies import KINDS, Copy
 from aorta_workloads.copy_compute.workload import make_variants
 
 from pytest_aorta.result.folder import steps_entered
-from pytest_aorta.worker import RankEnv, StepTimer
+from pytest_aorta.worker import StepTimer
 from tests.rank.settings import default_config
 from tests.unit.builders import as_rank_of, make_plan
 
@@ -81,12 +80,8 @@ def launched(tmp_path, monkeypatch, **config):
     """Run the workload on one rank."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "AORTA_DEVICE": "cpu"}.items():
         monkeypatch.setenv(name, value)
-
-    def join(_env, _workload, **_limits):
-        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-        return CPU
-
-    monkeypatch.setattr(RankEnv, "join", join)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
     small = {"matrix_size": 8, "gemms": 1, "copy_mb": 1, "steps": 2, "warmup": 0} | config
     workload = CopyComputeWorkload(default_config("copy_compute", **small))
     workload.setup()

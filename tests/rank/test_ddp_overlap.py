@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.ddp_overlap.hook import BucketReduction, ReduceScatterStress, wrap
 from torch import nn
 
-from tests.rank.ranks import own_group
+from tests.rank.ranks import Requests, doubling, own_group
 
 CPU = torch.device("cpu")
 # A bucket holds two of the four matrices.
@@ -53,31 +52,28 @@ def test_gradients_are_those_of_the_model_alone(overlap, bucket_view, static_gra
 
 
 @pytest.mark.parametrize("bucket_view", [True, False])
-def test_without_overlap_nothing_is_summed_before_backward_has_ended(monkeypatch, bucket_view):
+def test_without_overlap_nothing_is_summed_before_backward_has_ended(bucket_view):
     summed = []
-    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: summed.append(tensor.mul_(2)))
     reduction = BucketReduction(CPU, overlap=False, stress=None)
     wrapped = wrap(
         make_model(), reduction, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=bucket_view, static_graph=False
     )
     alone = backward(make_model(), 1)
-    wrapped(torch.ones(2, 64)).sum().backward()
-    assert summed == []
-    reduction.finish()
+    with Requests(lambda *request: summed.append(request[0]) or doubling(*request)):
+        wrapped(torch.ones(2, 64)).sum().backward()
+        assert summed == []
+        reduction.finish()
     # DDP uses a single bucket in the first step.
-    assert len(summed) == 1
+    assert summed == ["allreduce_"]
     for parameter, local in zip(wrapped.parameters(), alone, strict=True):
         assert torch.equal(parameter.grad, 2 * local)
 
 
 @pytest.mark.parametrize("clone", [True, False])
-def test_stress_reads_the_bucket_or_a_copy_of_it(monkeypatch, clone):
-    sources = []
-    monkeypatch.setattr(
-        "aorta_workloads.ddp_overlap.hook.reduce_scatter", lambda target, source, **_: sources.append(source.data_ptr())
-    )
-    buffer = torch.ones(7)
-    stress = ReduceScatterStress(CPU, clone=clone, beside=False)
-    stress.start(buffer)
-    stress.finish()
-    assert (sources == [buffer.data_ptr()]) is not clone
+def test_stress_reads_the_bucket_or_a_copy_of_it(clone):
+    sources, buffer = [], torch.ones(7)
+    with Requests(lambda _name, args, _is_async: sources.append(args[1].data_ptr())):
+        stress = ReduceScatterStress(CPU, clone=clone, beside=False)
+        stress.start(buffer)
+        stress.finish()
+    assert [source == buffer.data_ptr() for source in sources] == [not clone]

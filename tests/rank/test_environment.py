@@ -3,7 +3,7 @@
 import cProfile
 import sys
 import warnings
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import distributions
 from types import SimpleNamespace
 
 import coverage
@@ -68,23 +68,18 @@ def test_precision_of_products_is_known_by_either_interface_of_torch(on_gpu):
     assert environment_facts(on_gpu)["tf32_matmul"] is False
 
 
-def test_versions_of_the_libraries_that_generate_kernels_are_known(on_gpu, monkeypatch):
-    installed = {"pytorch-triton-rocm": "3.4.0"}
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
-
-    def version(name):
-        if name not in installed:
-            raise PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr("pytest_aorta.worker.accelerator.version", version)
+def test_versions_of_the_libraries_that_generate_kernels_are_known(on_gpu, tmp_path, monkeypatch):
+    (installed := tmp_path / "pytorch_triton_rocm-3.4.0.dist-info").mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pytorch-triton-rocm\nVersion: 3.4.0\n")
+    triton = [one.version for one in distributions(name="triton")]
+    assert environment_facts(on_gpu)["triton"] == (triton[0] if triton else None)
+    monkeypatch.syspath_prepend(tmp_path)
     facts = environment_facts(on_gpu)
-    assert (facts["cudnn"], facts["cudnn_frontend"], facts["triton"]) == (91900, None, "3.4.0")
+    assert (facts["cudnn"], facts["cudnn_frontend"]) == (torch.backends.cudnn.version(), None)
+    assert facts["triton"] == [*triton, "3.4.0"][0]
     # It serves cuDNN's kernels once it is imported.
     monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(__version__="1.32.0"))
     assert environment_facts(on_gpu)["cudnn_frontend"] == "1.32.0"
-    installed.clear()
-    assert environment_facts(on_gpu)["triton"] is None
 
 
 def test_a_deterministic_run_compiles_deterministic_kernels(deterministic, monkeypatch):

@@ -11,6 +11,7 @@ from aorta_workloads.fsdp.buffers import Buffers
 from aorta_workloads.fsdp.oracle import CodeTable
 from aorta_workloads.fsdp.settings import Settings
 
+from tests.rank.ranks import Requests, fake_group
 from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
@@ -36,12 +37,11 @@ def events_of_a_step(monkeypatch):
         settings = Settings.read(default_config("fsdp", **SMALL | changes), rank=0, world_size=2)
         buffers = Buffers(settings, CPU)
 
-        def log(kind, tensors, wanted):
-            events.extend(f"{kind}{layer}" for layer, tensor in enumerate(tensors) if tensor is wanted)
+        def log(name, tensors, _is_async):
+            kind, number, shards = ("g", 1, buffers.shards) if "gather" in name else ("r", 0, buffers.reduced)
+            events.extend(f"{kind}{layer}" for layer, shard in enumerate(shards) if shard is tensors[number])
 
         monkeypatch.setattr(streams, "GlooStream", LoggingStream)
-        monkeypatch.setattr(schedule, "all_gather", lambda _, shard, **__: log("g", buffers.shards, shard))
-        monkeypatch.setattr(schedule, "reduce_scatter", lambda out, *_, **__: log("r", buffers.reduced, out))
         monkeypatch.setattr(
             schedule.TrainingStep, "_input_copy", lambda _, number: lambda _asynchronous: copied.append(number)
         )
@@ -51,7 +51,8 @@ def events_of_a_step(monkeypatch):
             check_reduced=lambda *_: None,
         )
         codes = CodeTable(settings.dtype, CPU, 0)
-        schedule.TrainingStep(settings, buffers, codes, checks).run(0)
+        with fake_group(2), Requests(log):
+            schedule.TrainingStep(settings, buffers, codes, checks).run(0)
         return " ".join(events), copied
 
     return run

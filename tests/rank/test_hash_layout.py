@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
@@ -12,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from pytest_aorta.worker import weight_hash
-from tests.rank.ranks import fake_group
+from tests.rank.ranks import fake_group, left_at_the_end, run_two_ranks
 
 settings.register_profile("shared-host", deadline=None, max_examples=25)
 settings.load_profile("shared-host")
@@ -107,17 +108,18 @@ def test_replicas_that_differ_are_an_error_that_names_the_ranks():
         sums_of_ranks((4,), lambda mesh: next(ranks))
 
 
-@pytest.mark.parametrize("digests", [[1, 2], [1, 1]])
-def test_shards_of_fsdp1_are_an_error_that_says_what_to_do(monkeypatch, digests):
-    flat = torch.nn.Parameter(torch.ones(4))
-    flat._is_flat_param = True
+def _hash_shards(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    with left_at_the_end():
+        for size in (4, 4 + rank):
+            flat = torch.nn.Parameter(torch.full([size], float(rank)))
+            flat._is_flat_param = True
+            with pytest.raises(RuntimeError, match=r"inside of FullyShardedDataParallel.summon_full_params"):
+                weight_hash.hash_parameters([("_flat_param", flat)])
 
-    def all_gather(tensor, group):
-        return torch.tensor(digests) if tensor.ndim == 0 else torch.stack([tensor, tensor + 1])
 
-    monkeypatch.setattr(weight_hash, "_all_gather", all_gather)
-    with rank_of((2,), 0), pytest.raises(RuntimeError, match=r"inside of FullyShardedDataParallel.summon_full_params"):
-        weight_hash.hash_parameters([("_flat_param", flat)])
+def test_shards_of_fsdp1_are_an_error_that_says_what_to_do(tmp_path):
+    run_two_ranks(_hash_shards, str(tmp_path))
 
 
 def test_replicas_of_a_shard_that_differ_are_an_error():

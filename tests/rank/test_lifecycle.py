@@ -5,15 +5,12 @@ import os
 import zipfile
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.worker import lifecycle
-from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
-from tests.rank.ranks import own_group
+from pytest_aorta.worker.lifecycle import run_rank
 from tests.unit.builders import make_plan
 from tests.unit.wheels import make_wheel
 
@@ -140,33 +137,6 @@ def test_script_that_leaves_at_once_has_a_result_and_its_handlers_do_not_run(fol
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert len(json.loads((folder / "result.json").read_text())["step_times_ms"]) == 4
-
-
-class Graph:
-    """A stand-in for a CUDA graph."""
-
-
-class FullGraph(Graph):
-    """A graph of a library."""
-
-
-@pytest.fixture
-def group(tmp_path):
-    with own_group(tmp_path):
-        yield
-
-
-@pytest.mark.parametrize("kind", [Graph, FullGraph])
-def test_groups_whose_collectives_a_graph_may_contain_are_not_destroyed(group, monkeypatch, kind):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    graph = kind()
-    _leave_process_groups()
-    assert dist.is_initialized()
-    del graph
-    _leave_process_groups()
-    assert not dist.is_initialized()
-    _leave_process_groups()
 
 
 LOOKING = """

@@ -1,7 +1,6 @@
 """Kernels of attention on CPU, and the choice between them; CUDA's are in tests/distributed/test_attention_gpu.py."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -199,18 +198,25 @@ def test_auto_takes_the_fastest_kernel_on_cuda_that_fits(monkeypatch, changes, d
     assert choose_kernel("auto", replace(ON_CUDA, **changes), deterministic=deterministic) == kernel
 
 
-def test_cudnn_is_refused_in_a_deterministic_run_without_its_package(deterministic, monkeypatch):
-    deterministic(True)
-    monkeypatch.setattr(attention, "has_deterministic_cudnn", lambda: False)
-    with pytest.raises(ValueError, match=r"cudnn: its backward pass is .+ only with the package nvidia-cudnn-frontend"):
-        choose_kernel("cudnn", ON_CUDA, deterministic=True)
+class Operators(TorchDispatchMode):
+    """Keeps what each operator is given after its tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = {}
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        self.given[func.overloadpacket] = args[3:]
+        return func(*args, **kwargs or {})
 
 
-def test_cudnn_of_a_deterministic_run_is_torchs_operator(deterministic, monkeypatch):
+def test_cudnn_of_a_deterministic_run_is_torchs_operator(deterministic):
     deterministic(True)
-    operator = SimpleNamespace(_scaled_dot_product_cudnn_attention=lambda *given, **options: [(given, options)])
-    monkeypatch.setattr(attention, "aten", operator)
-    assert SDPA("cudnn")("q", "k", "v") == (("q", "k", "v", None, True), {"is_causal": True})
+    q, k, v = (tensor.to("meta") for tensor in tensors(32, 32))
+    with Operators() as operators:
+        assert SDPA("cudnn")(q, k, v).shape == q.shape
+    # No bias; the logarithms of the sums for the backward pass; no dropout; the causal mask.
+    assert operators.given[torch.ops.aten._scaled_dot_product_cudnn_attention] == (None, True, 0.0, True)
 
 
 class NoPlanError(Exception):

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from aorta_workloads.models.common.chunked_loss import Output, in_chunks, linear_cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.rank.ranks import left_at_the_end, run_two_ranks
 
 NUM_TOKENS, DIM, VOCAB = 40, 16, 96
 DTYPES = [torch.float32, torch.bfloat16]
@@ -81,26 +84,23 @@ def test_the_gradient_of_the_loss_scales_both_gradients():
     assert all(not grad.any() for grad in torch.autograd.grad(dropped, (x, weight), torch.zeros_like(dropped)))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_that_split_the_vocabulary_have_the_loss_of_the_whole(num_ranks, monkeypatch):
+def _split_the_vocabulary(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     x, weight, labels = (tensor.detach() for tensor in tensors(torch.float32))
-    rows = VOCAB // num_ranks
-    parts = [weight[first : first + rows] for first in range(0, VOCAB, rows)]
-    values = []
-    module = "aorta_workloads.models.common.chunked_loss._over_ranks"
-    monkeypatch.setattr(module, lambda own, _: (values.append(own), own)[1])
-    for rank, part in enumerate(parts):
-        in_chunks(x, part, labels, NUM_TOKENS, 1, False, rank * rows, "tp")
-    monkeypatch.undo()
-    monkeypatch.setattr("torch.distributed._functional_collectives.all_gather_tensor", lambda *_: torch.stack(values))
-    monkeypatch.setattr("torch.distributed._functional_collectives.wait_tensor", lambda gathered: gathered)
-    results = [in_chunks(x, part, labels, NUM_TOKENS, 1, False, rank * rows, "tp") for rank, part in enumerate(parts)]
+    rows = slice(rank * VOCAB // 2, (rank + 1) * VOCAB // 2)
+    with left_at_the_end():
+        group = dist.group.WORLD.group_name
+        loss, grad_x, grad_weight = in_chunks(x, weight[rows], labels, NUM_TOKENS, 3, False, rows.start, group)
+        losses = [torch.empty(()), torch.empty(())]
+        dist.all_gather(losses, loss)
+        dist.all_reduce(grad_x)
+    assert torch.equal(*losses)
+    expected = in_chunks(x, weight, labels, NUM_TOKENS, 3, False, 0, "")
+    torch.testing.assert_close((loss, grad_x, grad_weight), (*expected[:2], expected[2][rows]))
 
-    loss, grad_x, grad_weight = in_chunks(x, weight, labels, NUM_TOKENS, 1, False, 0, "")
-    assert all(torch.equal(result[0], results[0][0]) for result in results)
-    torch.testing.assert_close(results[0][0], loss)
-    torch.testing.assert_close(sum(result[1] for result in results), grad_x)
-    torch.testing.assert_close(torch.cat([result[2] for result in results]), grad_weight)
+
+def test_ranks_that_split_the_vocabulary_have_the_loss_of_the_whole(tmp_path):
+    run_two_ranks(_split_the_vocabulary, str(tmp_path))
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2])

@@ -7,14 +7,14 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.distributed.fsdp2 import check_all_gather, gather_symmetrically, reduce_into_memory_of_compute
+from aorta_workloads.distributed.fsdp2 import check_all_gather, reduce_into_memory_of_compute
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.distributed.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.models import build_model
 from aorta_workloads.models.config import ModelConfig
 from aorta_workloads.passes.async_tensor import micro_pipeline_options
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.rank.ranks import fake_group, left_at_the_end, run_two_ranks
@@ -67,15 +67,19 @@ def test_symmetric_memory_turns_multicast_off_whatever_was_set(monkeypatch, keys
 @pytest.mark.parametrize(
     ("version", "given", "keys", "segments"),
     [
-        ("13.0", {}, {}, "expandable_segments:True"),
-        ("13.0", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {}, None),
-        ("13.0", {}, {"all_gather": "symmetric"}, None),
-        (None, {}, {}, None),
+        ("13.0", "", {}, "expandable_segments:True"),
+        ("13.0", "PYTORCH_CUDA_ALLOC_CONF", {}, None),
+        ("13.0", "", {"all_gather": "symmetric"}, None),
+        (None, "", {}, None),
     ],
 )
 def test_memory_of_cuda_grows_unless_its_allocator_is_set(monkeypatch, version, given, keys, segments):
     monkeypatch.setattr(torch.version, "cuda", version)
-    monkeypatch.setattr(os, "environ", dict(given))
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        # What is set once is set back at the end, also where the settings set it.
+        monkeypatch.setenv(name, "max_split_size_mb:512")
+        if name != given:
+            monkeypatch.delenv(name)
 
     make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys).prepare_environment()
 
@@ -123,18 +127,6 @@ def test_products_are_divided_only_where_the_compile_call_asks_for_it(tensor_mes
     assert (inductor._micro_pipeline_tp, inductor.post_grad_custom_pre_pass) == (False, None)
     with inductor.patch(options):
         assert inductor._micro_pipeline_tp
-
-
-def test_each_unit_of_fsdp2_gathers_by_torchs_own_switch(monkeypatch, tensor_mesh):
-    switched = []
-    monkeypatch.setattr(FSDPModule, "set_symm_mem_for_comm", lambda unit: switched.append(unit), raising=False)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    fully_shard(model[0], mesh=tensor_mesh.tensor)
-    fully_shard(model, mesh=tensor_mesh.tensor)
-
-    gather_symmetrically(model, tensor_mesh.tensor.get_group())
-
-    assert switched == [model, model[0]]
 
 
 def _reduce_both_ways(rank: int, folder: str) -> None:

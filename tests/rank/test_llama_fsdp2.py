@@ -62,24 +62,21 @@ def events_of_a_step(workload):
 FORWARD, BACKWARD = "ge e g0 0 g1 1 g2 2 go o", "g2 ro g1 r2 g0 r1 ge r0 re"
 
 
+TWO = {"gradient_accumulation": 2}
 SCHEDULES = {
     # In backward, FSDP2 gathers the next unit before it reduces the gradients of this one.
-    "plain": ({}, FORWARD, BACKWARD),
-    "forward prefetch": ({"forward_prefetch": 2}, "ge e g0 g1 g2 0 1 2 go o", BACKWARD),
-    "backward prefetch": ({"backward_prefetch": 2}, FORWARD, "g2 ro g1 g0 r2 r1 ge r0 re"),
-    "not resharded": ({"reshard_after_forward": False}, FORWARD, "ro r2 r1 r0 re"),
+    "plain": ({}, [FORWARD, BACKWARD]),
+    "forward prefetch": ({"forward_prefetch": 2}, ["ge e g0 g1 g2 0 1 2 go o", BACKWARD]),
+    "backward prefetch": ({"backward_prefetch": 2}, [FORWARD, "g2 ro g1 g0 r2 r1 ge r0 re"]),
+    "not resharded": ({"reshard_after_forward": False}, [FORWARD, "ro r2 r1 r0 re"]),
+    "micro-batches": (TWO, [FORWARD, "g2 g1 g0 ge", FORWARD, BACKWARD]),
+    "reduced micro-batches": (TWO | {"reduce_every_micro_batch": True}, [FORWARD, BACKWARD] * 2),
 }
 
 
-@pytest.mark.parametrize(("changes", "forward", "backward"), SCHEDULES.values(), ids=SCHEDULES)
-def test_units_are_gathered_and_reduced_when_the_keys_say(make_workload, changes, forward, backward):
-    assert events_of_a_step(make_workload(**changes)) == f"{forward} {backward}"
-
-
-@pytest.mark.parametrize(("every", "first"), [(False, "g2 g1 g0 ge"), (True, BACKWARD)])
-def test_gradients_of_earlier_micro_batches_are_reduced_only_if_asked_for(make_workload, every, first):
-    events = events_of_a_step(make_workload(gradient_accumulation=2, reduce_every_micro_batch=every))
-    assert events == f"{FORWARD} {first} {FORWARD} {BACKWARD}"
+@pytest.mark.parametrize(("changes", "passes"), SCHEDULES.values(), ids=SCHEDULES)
+def test_units_are_gathered_and_reduced_when_the_keys_say(make_workload, changes, passes):
+    assert events_of_a_step(make_workload(**changes)) == " ".join(passes)
 
 
 def test_gradients_are_clipped_to_the_largest_norm_and_the_norm_before_is_returned(make_workload):

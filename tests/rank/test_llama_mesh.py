@@ -1,6 +1,7 @@
 """The axes of the Llama workloads: degrees, the data and shards of each rank, and refused combinations."""
 
 import itertools
+import sys
 from contextlib import ExitStack
 
 import pytest
@@ -76,7 +77,7 @@ FLOAT8_GPUS = {
 @pytest.mark.parametrize(("hip", "found", "missing"), FLOAT8_GPUS.values(), ids=FLOAT8_GPUS, indirect=["hip"])
 def test_float8_needs_a_gpu_that_multiplies_it(monkeypatch, hip, found, missing):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(RuntimeError, match=f"this launch is missing {missing}the package torchao$"):
         check_float8(torch.device("cuda"))
 

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.common.fsdp2 import CustomCollective
 from aorta_workloads.common.gradients import whole_norm
@@ -20,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.rank.ranks import Requests, doubling, own_group
 from tests.rank.settings import default_config, make_settings
 
 CPU = torch.device("cpu")
@@ -140,17 +140,16 @@ def test_first_step_copies_the_next_inputs_too_unless_the_config_says_otherwise(
     assert stream.num_submitted == num_copies
 
 
-def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(monkeypatch):
-    # Doubling equals the sum over two ranks with equal gradients.
-    monkeypatch.setattr(dist, "all_reduce", lambda flat, **_: None if flat.mul_(2) is flat else flat)
+def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(tmp_path):
     module, stream = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), CountingStream()
     gradients = GradientSum(module, stream)
-    for is_last in (False, True):
-        gradients.enabled = is_last
-        module(torch.ones(1, 3)).sum().backward()
-    alone = [parameter.grad.clone() for parameter in module.parameters()]
-    assert stream.num_submitted == 1
-    gradients.finish()
+    with own_group(tmp_path), Requests(doubling):
+        for is_last in (False, True):
+            gradients.enabled = is_last
+            module(torch.ones(1, 3)).sum().backward()
+        alone = [parameter.grad.clone() for parameter in module.parameters()]
+        assert stream.num_submitted == 1
+        gradients.finish()
     for parameter, local in zip(module.parameters(), alone, strict=True):
         assert torch.equal(parameter.grad, 2 * local)
 
@@ -163,14 +162,13 @@ def make_workload(set_up):
     )
 
 
-def test_only_the_last_micro_batch_reduces_sharded_and_replicated_gradients(monkeypatch, make_workload):
+def test_only_the_last_micro_batch_reduces_sharded_and_replicated_gradients(make_workload):
     workload, reduced = make_workload(world_size=2, gradient_accumulation=3), []
-    all_reduce = dist.all_reduce
-    monkeypatch.setattr(dist, "all_reduce", lambda *a, **b: reduced.append("tower or head") or all_reduce(*a, **b))
     workload.model.blocks[0].register_forward_hook(lambda *_: reduced.append("forward"))
     collective = CustomCollective(lambda *_, **__: reduced.append("block"))
     workload.model.blocks[0].set_custom_reduce_scatter(collective)
-    workload.train_step(next(workload.batches))
+    with Requests(lambda name, *_: reduced.append("tower or head") if name == "allreduce_" else None):
+        workload.train_step(next(workload.batches))
     assert reduced == ["forward"] * 3 + ["tower or head", "block", "tower or head"]
 
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.ranking import sharding
 from aorta_workloads.ranking.data import make_batch
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.settings import RankingSettings
 
-from tests.rank.ranks import fake_group
+from tests.rank.ranks import Requests, fake_group
 from tests.rank.settings import make_settings
 
 CPU = torch.device("cpu")
@@ -23,34 +22,18 @@ def world_of_two():
         yield
 
 
-class Late(dist.distributed_c10d.Work):
-    """An all-gather that lasts until the end of the wait for it."""
-
-    def wait(self, *_):
-        return True
-
-
-@pytest.fixture
-def events(monkeypatch):
-    """Return the log of events: "gather" or "wait", and the name of each unit whose forward ends."""
-    found = []
-
-    def gather(output, own, *, group, async_op):
-        # FSDP2 waits at once for a gather that is not asynchronous.
-        found.append("gather" if async_op else "wait")
-        # Both ranks hold equal shards.
-        output.view(2, -1).copy_(own.clone())
-        return Late() if async_op else None
-
-    monkeypatch.setattr(sharding, "all_gather", gather)
-    return found
-
-
 def ranking_settings(**changes):
     return make_settings(RankingSettings, "ranking", **{"batch_size": 4, **SIZES, **MODEL, **NO_PREFETCH, **changes})
 
 
-def train(events, **changes):
+def train(**changes):
+    """Return the events of a step: "gather" or, if FSDP2 waits at once, "wait", and each unit whose forward ends."""
+    events = []
+
+    def note(name, _args, is_async):
+        if name == "_allgather_base_":
+            events.append("gather" if is_async else "wait")
+
     settings = ranking_settings(**changes)
     model = RankingModel(settings.model)
     initialize(model, 0)
@@ -58,56 +41,45 @@ def train(events, **changes):
     for name, unit in [("tables", model.tables), *((f"block {n}", block) for n, block in enumerate(model.blocks))]:
         unit.register_forward_hook(lambda *_, name=name: events.append(name))
     batch = make_batch(settings, 0, 0, 2)
-    logits = model(batch.dense[0], batch.rows[0])
-    events.append("backward")
-    logits.sum().backward()
+    with Requests(note):
+        logits = model(batch.dense[0], batch.rows[0])
+        events.append("backward")
+        logits.sum().backward()
     return events
 
 
-def forward_part(events):
-    return ", ".join(events[: events.index("backward")])
-
-
-def test_without_prefetch_each_unit_is_gathered_when_it_is_called(events):
-    train(events)
-    assert forward_part(events) == "gather, tables, gather, block 0, gather, block 1, gather, block 2"
-
-
-def test_prefetch_gathers_so_many_units_ahead(events):
-    train(events, forward_prefetch=2)
-    assert forward_part(events) == "gather, gather, gather, tables, gather, block 0, block 1, block 2"
+@pytest.mark.parametrize(
+    ("changes", "forward"),
+    [
+        ({}, "gather, tables, gather, block 0, gather, block 1, gather, block 2"),
+        ({"forward_prefetch": 2}, "gather, gather, gather, tables, gather, block 0, block 1, block 2"),
+        # CPU ranks run FSDP2's own gathers.
+        ({"one_stream": True}, "wait, tables, wait, block 0, wait, block 1, wait, block 2"),
+    ],
+    ids=["when it is called", "two units ahead", "in line"],
+)
+def test_each_unit_is_gathered_when_the_settings_say(changes, forward):
+    events = train(**changes)
+    assert events[: events.index("backward")] == forward.split(", ")
 
 
 @pytest.mark.parametrize(("reshard", "count"), [(True, 8), (False, 4)])
-def test_units_that_are_not_resharded_are_gathered_once_a_step(events, reshard, count):
-    assert train(events, reshard_after_forward=reshard).count("gather") == count
-
-
-def test_in_one_stream_cpu_ranks_run_fsdp2s_own_gathers_which_are_not_logged(events):
-    assert not {"gather", "wait"} & set(train(events, one_stream=True))
+def test_units_that_are_not_resharded_are_gathered_once_a_step(reshard, count):
+    assert train(reshard_after_forward=reshard).count("gather") == count
 
 
 @pytest.mark.parametrize(("gathered", "reduced"), [("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_parameters_are_gathered_and_gradients_reduced_in_their_dtypes(monkeypatch, gathered, reduced):
-    dtypes = {"gathered": set(), "reduced": set()}
-
-    def gather(output, own, *, group, async_op):
-        dtypes["gathered"].add(str(own.dtype))
-        output.view(2, -1).copy_(own.clone())
-
-    def scatter(output, gradients, *, op, group, async_op):
-        dtypes["reduced"].add(str(gradients.dtype))
-        output.copy_(gradients.view(2, -1)[0])
-
-    monkeypatch.setattr(sharding, "all_gather", gather)
-    monkeypatch.setattr(sharding, "reduce_scatter", scatter)
-
-    train([], param_dtype=gathered, reduce_dtype=reduced)
-
-    assert dtypes == {"gathered": {f"torch.{gathered}"}, "reduced": {f"torch.{reduced}"}}
+def test_parameters_are_gathered_and_gradients_reduced_in_their_dtypes(gathered, reduced):
+    dtypes = {}
+    with Requests(lambda name, args, _is_async: dtypes.setdefault(name, set()).add(args[1].dtype)):
+        train(param_dtype=gathered, reduce_dtype=reduced)
+    assert dtypes == {
+        "_allgather_base_": {getattr(torch, gathered)},
+        "_reduce_scatter_base_": {getattr(torch, reduced)},
+    }
 
 
-def test_tower_and_head_are_replicated_and_all_else_is_sharded(events):
+def test_tower_and_head_are_replicated_and_all_else_is_sharded():
     settings = ranking_settings()
     model = RankingModel(settings.model)
     sharding.shard(model, settings, CPU)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
@@ -30,7 +31,6 @@ from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.learning import needs_another
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
@@ -74,14 +74,6 @@ def gpus(count: int, model: str = H200) -> list[Device]:
     return [Device(str(number), model, f"GPU-{number}") for number in range(count)]
 
 
-def launches_needed(facts: LaunchFacts, marked: dict[str, Tolerance], most: int = 10) -> int:
-    """Return the number of launches that a recording takes if all are equal."""
-    for count in range(1, most):
-        if not needs_another(make_baseline(launches=stored(*[facts] * count)), marked, make_options(launches=most)):
-            return count
-    return most
-
-
 def make_options(**changes: Any) -> Options:
     return replace(default_options({}, Path()), **({"workloads": ()} | changes))
 
@@ -112,6 +104,13 @@ def git(folder: Path, *arguments: str) -> str:
     author = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     command = ["git", "-C", str(folder), *author, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def install_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a torch importable from a folder beside the test's, for a test that only needs one to be there."""
+    (site := folder.with_name(f"{folder.name}-site")).mkdir()
+    (site / "torch.py").touch()
+    monkeypatch.syspath_prepend(site)
 
 
 def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

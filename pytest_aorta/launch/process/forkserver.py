@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import without_collection
-from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, fork, guard_launch, prepare_agent, reap_children
@@ -343,18 +341,6 @@ def num_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def _thread_names() -> dict[int, str]:
-    """Return the name of each thread of this process, including threads of libraries, by thread id."""
-    names = dict[int, str]()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
-            names[int(task.name)] = (task / "comm").read_text().strip()
-    for thread in threading.enumerate():
-        if thread.native_id in names:
-            names[thread.native_id] = thread.name
-    return names
-
-
 def _allocate(environ: dict[str, str]) -> str:
     import torch
 
@@ -367,11 +353,11 @@ def _allocate(environ: dict[str, str]) -> str:
 def _import_one(name: str) -> str:
     import torch
 
-    before = _thread_names()
+    before = num_threads()
     with without_collection():
         importlib.import_module(name)
-    if started := [started for thread_id, started in _thread_names().items() if thread_id not in before]:
-        return f"starts {counted(len(started), 'thread')} ({', '.join(sorted(set(started)))})"
+    if num_threads() > before:
+        return "starts a thread"
     if children():
         return "starts a process"
     return "initializes CUDA" if torch.cuda.is_initialized() else ""

@@ -206,34 +206,29 @@ def _has_children() -> bool:
     return True
 
 
-def _descendants() -> set[int]:
-    """Return the process ids of all living descendants; zombies count until they are reaped."""
+def _descendants() -> dict[int, str]:
+    """Return the state of each descendant by process id; one that has ended counts until it is reaped."""
     # Reading the processes of a host with many cores, each with its kernel threads, takes a tenth of a second.
     if not _has_children():
-        return set()
-    children: dict[int, list[int]] = {}
+        return {}
+    children: dict[int, dict[int, str]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib is slower, and this runs in a loop
         if entry.isdigit():
             with suppress(OSError, ValueError):
-                parent = int(_fields_of(int(entry))[1])
-                children.setdefault(parent, []).append(int(entry))
-    found: set[int] = set()
+                state, parent, *_ = _fields_of(int(entry))
+                children.setdefault(int(parent), {})[int(entry)] = state
+    found: dict[int, str] = {}
     waiting = [os.getpid()]
     while waiting:
-        new = [pid for pid in children.get(waiting.pop(), []) if pid not in found]
-        found.update(new)
+        new = children.pop(waiting.pop(), {})
+        found |= new
         waiting += new
     return found
 
 
 def _living() -> set[int]:
     """Return the process ids of all descendants that have not ended."""
-    found = set()
-    for pid in _descendants():
-        with suppress(OSError):
-            if _fields_of(pid)[0] not in ENDED:
-                found.add(pid)
-    return found
+    return {pid for pid, state in _descendants().items() if state not in ENDED}
 
 
 def _kill_descendants(reap: Callable[[], None]) -> list[int]:

@@ -6,9 +6,7 @@ one rank, it is the process that makes the first optimizer. The rank then leaves
 """
 
 import inspect
-import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -22,11 +20,9 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.process import rank as rank_program
-from pytest_aorta.launch.process.guard import ENDED, state_of
 from pytest_aorta.plan.launch_plan import read_plan
-from pytest_aorta.result.folder import AGENT_FILE, ERROR_FILE, PLAN_FILE, STOPPING_FILE, rank_folder, rank_pids
+from pytest_aorta.result.folder import ERROR_FILE, PLAN_FILE, STOPPING_FILE, rank_folder
 
 # A file that the process of a rank creates, so that a child that inherits the rank's variables is no rank.
 _CLAIM = "claimed"
@@ -127,12 +123,6 @@ def install() -> None:
             raise
 
     BaseProcess.run = reporting  # type: ignore[assignment, method-assign]
-    for kind, name, code in (
-        (BaseProcess, "join", "exitcode"),
-        (subprocess.Popen, "wait", "returncode"),
-        (subprocess.Popen, "poll", "returncode"),
-    ):
-        setattr(kind, name, _noting(getattr(kind, name), code))
     if (number := os.environ.get("RANK", "")).isdecimal() and "WORLD_SIZE" in os.environ:
         _own.become(int(number))
 
@@ -140,35 +130,6 @@ def install() -> None:
 @cache
 def _world_size() -> int:
     return read_plan(Path(os.environ[variables.RUN_DIR]) / PLAN_FILE).world.size
-
-
-def _noting(wait: Callable[..., Any], code: str) -> Callable[..., Any]:
-    """Return the function that waits for a child process, which also notes how a rank among them has failed."""
-
-    @wraps(wait)
-    def noting(child: Any, *args: Any, **keywords: Any) -> Any:
-        found = wait(child, *args, **keywords)
-        if failed := getattr(child, code):
-            _note_failed(child.pid, failed)
-        return found
-
-    return noting
-
-
-def _note_failed(pid: int, code: int) -> None:
-    """Leave the exit code of a rank as torchrun's agent does, unless the rank ran on when another one had failed."""
-    run_dir = Path(os.environ[variables.RUN_DIR])
-    pids = rank_pids(run_dir)
-    rank = next((rank for rank, known in pids.items() if known == pid), None)
-    path = run_dir / AGENT_FILE
-    if path.exists():
-        report = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        states = {other: state_of(rank_folder(run_dir, other)) for other in pids if other != rank}
-        report = {"failures": [], "running": [other for other in states if states[other] not in ENDED]}
-    if rank is not None and rank not in [*report["running"], *(failure["rank"] for failure in report["failures"])]:
-        report["failures"].append({"rank": rank, "exit_code": code})
-        write_json(path, report)
 
 
 def _report_uncaught() -> None:

@@ -113,15 +113,11 @@ def _leave(folder: Path | None) -> None:
 
 
 def _give_up(folder: Path | None) -> None:
-    frames = sys._current_frames()
-    left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
-    left = left or [threading.main_thread()]
-    places = [
-        f"thread {thread.name!r} at {place.name} ({place.filename}:{place.lineno})"
-        for thread in left
-        if thread.ident in frames and (place := traceback.extract_stack(frames[thread.ident])[-1])
-    ]
-    text = f"not ended within {LEAVE_S:g} s after the script returned: {'; '.join(places)}"
+    threads = [thread for thread in threading.enumerate() if not thread.daemon]
+    # The main thread waits for the others, unless a handler keeps it.
+    left = ", ".join(thread.name for thread in threads[1:] or threads)
+    faulthandler.dump_traceback(2)
+    text = f"thread {left} has not ended within {LEAVE_S:g} s after the script returned; the log has its stack"
     write_error(folder, TimeoutError(text))
     os._exit(1)
 

@@ -21,9 +21,8 @@ def render(report: Report) -> str:
     tests = [report.tests[place] for place in places]
     verdicts = Counter(row.label for record in report.final for row in record.verdicts)
     shown = {row.label for test in tests for row in test.record.verdicts}
-    limit = rows.numbers_a_launch(report)
     plots = {
-        f"{index}-{number}": rows.case_plots(case, limit)
+        f"{index}-{number}": rows.case_plots(case)
         for index, test in enumerate(tests)
         for number, case in enumerate(test.cases)
     }

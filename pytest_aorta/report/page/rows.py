@@ -1,7 +1,6 @@
 """Contents of the page for each test: rows of verdicts, their intervals, and the values that its script draws."""
 
 import base64
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -115,18 +114,12 @@ def _joined(label: str, values: Sequence[str]) -> str:
 
 
 # Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
-REACH = 30.0
+REACH = 3.0
 WIDTH = 100.0
 
 
 def _position(tolerances: float) -> float:
-    """Return the position of a change; the scale has no kink where it becomes logarithmic."""
-    return round((_scaled(tolerances) / _scaled(REACH) + 1) / 2 * WIDTH, 1)
-
-
-def _scaled(tolerances: float) -> float:
-    size = min(abs(tolerances), REACH)
-    return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
+    return round((max(-REACH, min(tolerances, REACH)) / REACH + 1) / 2 * WIDTH, 1)
 
 
 @dataclass(frozen=True)
@@ -161,18 +154,13 @@ def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
     return _IntervalMarks(low_at, middle, high_at, left, right, times_allowed)
 
 
-# Numbers in the whole page: 16 characters encode three numbers, so this limit is 2.7 MB.
-MAX_NUMBERS = 500_000
-_LEAST_NUMBERS = 4_000
+# Step times of a launch: 16 characters encode three of them, and the page of a large session has to open.
+_MOST_NUMBERS = 8_000
+# Steps of a curve.
+_MOST_STEPS = 4_000
 
 
-def numbers_a_launch(report: Report) -> int:
-    """Return how many step times per launch the page may contain, so that the page of a large session still opens."""
-    launches = sum(len(results) for case in report.cases for results in case.results.values())
-    return max(_LEAST_NUMBERS, MAX_NUMBERS // max(1, launches))
-
-
-def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
+def case_plots(case: Case) -> dict[str, Any]:
     """Return what the page's script draws of a case, by the kinds of its figures; None where nothing is known."""
     draw = {
         "schedule": schedule_drawing,
@@ -181,7 +169,7 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     }
     launches = [(side, *launch) for side, results in case.results.items() for launch in results.items()]
     return {
-        "launches": [_series(*launch, max_numbers) for launch in launches],
+        "launches": [_series(*launch) for launch in launches],
         "bands": list(_bands(case)),
         "reference": case.reference_name,
         "loss": _curves(case, "loss"),
@@ -195,9 +183,9 @@ def _encoded(values: npt.ArrayLike) -> str:
     return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
 
 
-def _series(side: str, number: int, result: WorkloadResult, max_numbers: int) -> dict[str, Any]:
+def _series(side: str, number: int, result: WorkloadResult) -> dict[str, Any]:
     times_ms = np.asarray(result.rank_step_times_ms)
-    block = -(-times_ms.size // max_numbers)
+    block = -(-times_ms.size // _MOST_NUMBERS)
     # Readers look for slow steps, so the slowest step is drawn where several steps share a point.
     starts = np.arange(0, times_ms.shape[1], block)
     return {
@@ -228,7 +216,7 @@ def _curves(case: Case, name: str) -> dict[str, Any] | None:
         if results and not curves[side]:
             curves[side] = dict(enumerate(getattr(results[-1], name), 1))
     steps = sorted({step for curve in curves.values() for step in curve})
-    steps = steps[:: -(-len(steps) // _LEAST_NUMBERS)] if steps else []
+    steps = steps[:: -(-len(steps) // _MOST_STEPS)] if steps else []
     lines = [{"side": side, "values": [curve.get(step) for step in steps]} for side, curve in curves.items() if curve]
     return {"steps": steps, "lines": lines} if lines else None
 

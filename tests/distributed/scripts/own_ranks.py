@@ -1,6 +1,6 @@
 """A training script that starts its own ranks, as ``torch.multiprocessing.spawn``, torchrun or Lightning do.
 
-Arguments: how ranks are started, and a fault of rank 1 in step 20 or in its teardown.
+Arguments: how ranks are started, and a fault of rank 1 in step 20.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing.util import Finalize
 
 import torch
 import torch.distributed as dist
@@ -38,9 +37,6 @@ def train(rank: int, fault: str) -> None:
     dist.destroy_process_group()
     if fault == "left at once" and rank == 1:
         os._exit(0)
-    if fault == "teardown" and rank == 1:
-        # The finalizer that runs after the result has been written.
-        Finalize(None, os._exit, (5,), exitpriority=-200)
 
 
 def fail(fault: str) -> None:

@@ -22,8 +22,6 @@ FAILED = to_builtins(findings([make_record("a", outcome="failed", failure="why")
         ("[" * 100_000, "not valid"),
         (FAILED | {"commit": None}, "they are of no known commit"),
         (FAILED | {"commit": "main"}, "commit: got"),
-        (FAILED | {"passed": 5}, "too many for 1 test"),
-        (FAILED | {"failed": 0}, "1 failures: too many"),
         (FAILED | {"passed": -1}, "passed: got -1"),
         (FAILED | {"passed": "1"}, "passed: got"),
         (FAILED | {"schema_version": 2}, "schema_version: got 2"),

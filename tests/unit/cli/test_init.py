@@ -10,7 +10,7 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import rank_values, write_ranks
+from tests.unit.builders import install_torch, rank_values, write_ranks
 from tests.unit.fake_drivers import FakeNvml
 
 PLAIN = "import torch\n"
@@ -27,7 +27,7 @@ Ranks = Callable[[LaunchPlan, int], Values]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> Path:
     """The current folder, with a script."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pytest_aorta.cli.target.require_torch", lambda: None)
+    install_torch(tmp_path, monkeypatch)
     nvml.names = ()
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path.parent / "leases"))
     (tmp_path / "train.py").write_text(PLAIN)
@@ -89,12 +89,6 @@ def marks(folder: Path, file: str) -> list[str]:
 def files(folder: Path) -> dict[str, str]:
     found = (path for path in folder.rglob("*") if path.is_file() and "results" not in path.parts)
     return {str(path.relative_to(folder)): path.read_text() for path in found}
-
-
-def test_command_line_that_names_nothing_to_launch_is_refused_with_the_forms(folder, capsys):
-    assert main(["init"]) == 2
-    assert "give a script (.py), a dotted module, or a command after --" in capsys.readouterr().err
-    assert files(folder) == SCRIPT
 
 
 def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(folder, launches, capsys):
@@ -319,6 +313,21 @@ def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, nvml, cou
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give a script (.py), a dotted module, or a command after --"),
+        (["./train"], "a path ending in .py or a dotted module"),
+        (["trian.py"], "there is no file "),
+        (["--", "akselerate", "launch"], "'akselerate' is not beside"),
+    ],
+)
+def test_what_can_not_be_launched_is_refused_and_nothing_is_written(folder, capsys, arguments, said):
+    assert main(["init", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert files(folder) == SCRIPT
+
+
+@pytest.mark.parametrize(
     "arguments", [["init", "train.py", "--steps", "50"], ["run", "--script", "train.py", "--steos=5"]]
 )
 def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(folder, capsys, arguments):
@@ -327,15 +336,6 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
     assert caught.value.code == 2
     assert "; arguments of a script or of pytest follow --; `aorta " in capsys.readouterr().err
     assert files(folder).keys() == {"train.py"}
-
-
-@pytest.mark.parametrize(
-    ("script", "said"), [("./train", "a path ending in .py or a dotted module"), ("trian.py", "there is no file ")]
-)
-def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script, said):
-    assert main(["init", script]) == 2
-    assert said in capsys.readouterr().err
-    assert files(folder) == SCRIPT
 
 
 def test_module_is_launched_as_a_module(folder):
@@ -357,9 +357,3 @@ def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches
     assert [(plan.starts_ranks, [plan.script, *plan.args], plan.launcher) for plan in launches.plans] == [
         (True, words, "torchrun")
     ] * 2
-
-
-def test_command_without_a_program_is_refused_and_nothing_is_written(folder, capsys):
-    assert main(["init", "--", "akselerate", "launch"]) == 2
-    assert "'akselerate' is not beside" in capsys.readouterr().err
-    assert files(folder) == SCRIPT

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from pytest_aorta.session.session import Session
-from tests.unit.builders import ENDED_WELL, make_result, rank_values
+from tests.unit.builders import ENDED_WELL, install_torch, make_result, rank_values
 
 YAML = """
 description: a toy
@@ -77,7 +78,7 @@ def toy(tmp_path, monkeypatch):
     launcher = Toy(tmp_path)
 
     monkeypatch.setattr(target, "Session", partial(Session, make_launcher=lambda kind: launcher))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    install_torch(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -265,7 +266,7 @@ def test_wrong_workload_names_those_that_are_there(toy, capsys):
 
 
 def test_without_torch_nothing_is_launched(toy, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert run() == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), toy.plans) == ("", 1, [])

@@ -50,16 +50,15 @@ def test_dumps_of_all_nodes_are_in_one_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "environ", "rank"),
+    ("environ", "rank"),
     [
-        (3, {"SLURM_NODEID": "1"}, 3),
-        (None, {"SLURM_NODEID": "1"}, 1),
-        (None, {"JOB_COMPLETION_INDEX": "2"}, 2),
-        (None, {"AORTA_NODE_RANK": "4", "SLURM_NODEID": "1"}, 4),
+        ({"SLURM_NODEID": "1"}, 1),
+        ({"JOB_COMPLETION_INDEX": "2"}, 2),
+        ({"AORTA_NODE_RANK": "4", "SLURM_NODEID": "1"}, 4),
     ],
 )
-def test_node_reads_its_number_from_the_option_or_a_variable(given, environ, rank):
-    assert node_rank(given, environ) == rank
+def test_node_reads_its_number_from_a_variable(environ, rank):
+    assert node_rank(environ) == rank
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_node_reads_its_number_from_the_option_or_a_variable(given, environ, ran
 )
 def test_node_without_a_valid_number_names_the_variables(environ, part):
     with pytest.raises(LaunchError, match=part):
-        node_rank(None, environ)
+        node_rank(environ)
 
 
 def test_address_that_the_user_has_given_reaches_the_agents_of_several_nodes(tmp_path):
@@ -121,8 +120,9 @@ def test_node_with_other_gpus_is_refused(plan, nvml, monkeypatch, tmp_path):
     assert "GPUs are ['model 0'], node 0's are ['NVIDIA H200']" in outcome_of(plan, 1).detail
 
 
-def test_surplus_agent_says_so(plan, capsys):
-    assert cli.main(["agent", str(plan.run_dir), "--node-rank=2"]) == 1
+def test_surplus_agent_says_so(plan, monkeypatch, capsys):
+    monkeypatch.setenv("AORTA_NODE_RANK", "2")
+    assert cli.main(["agent", str(plan.run_dir)]) == 1
     assert "says it is node 2; the launcher has to start one agent on each of 2 nodes" in capsys.readouterr().err
     assert not (plan.run_dir / "stopping").exists()
 

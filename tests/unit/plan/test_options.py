@@ -35,8 +35,8 @@ def test_word_of_a_value_gives_the_value_again(name, data):
 
 
 def test_word_of_a_switch_is_its_flag_and_of_no_verdict_is_none():
-    assert BY_NAME["no_locate"].word(True) == "--aorta-no-locate"
-    assert BY_NAME["fail_on"].word(frozenset()) == f"--aorta-fail-on={FAIL_ON_NOTHING}"
+    words = [BY_NAME[name].word(value) for name, value in (("no_locate", True), ("fail_on", frozenset()))]
+    assert words == ["--aorta-no-locate", f"--aorta-fail-on={FAIL_ON_NOTHING}"]
 
 
 INTEGER, SECONDS = "an integer of 0 or more", "a number of seconds above 0 and up to 604800 (a week)"

@@ -60,7 +60,7 @@ def config_error(tmp_path: Path, **given: object) -> str:
 
 def test_declaration_is_read(tmp_path):
     spec = good_spec(tmp_path)
-    assert (spec.class_name, spec.launch_mode, spec.min_world_size) == ("Toy", "torchrun", 2)
+    assert (spec.class_name, spec.min_world_size) == ("Toy", 2)
     defaults = {"size": "small", "steps": 5, "scale": 1.0, "layout": {}, "environment": {}}
     assert resolve_config(spec, {}) == defaults
     assert sorted(spec.properties) == ["environment", "layout", "scale", "size", "steps"]
@@ -135,7 +135,6 @@ def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_p
         ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
         ("min_world_size: 2", "min_world_size: 0", "$.min_world_size: got 0; Expected `int` >= 1"),
         ("min_world_size: 2", "preload: [os]", '$.preload[0]: got "os"; Expected `str` matching'),
-        ("min_world_size: 2", "launch_mode: mpirun", '$.launch_mode: got "mpirun"; Expected'),
         ("  scale:", "  Scale:", "$.config: Expected `str` matching"),
         ("type: number, default: 1.0", "type: number", "config.scale: keys ['default'] are required"),
         ("{type: number, default: 1.0, description: scale}", "1.0", "$.config[...]: Expected `object`, got `float`"),

@@ -98,7 +98,7 @@ def test_losses_of_both_sides_are_two_lines():
     )
     launch = make_result([[1.0]]), make_facts(series=[here])
     case = make_case(launches=[launch], baseline=make_baseline(launches=stored(make_facts(series=[there]))))
-    plots = case_plots(case, 100)
+    plots = case_plots(case)
     assert plots["loss"]["steps"] == [1, 2]
     assert [line["values"] for line in plots["loss"]["lines"]] == [[2.0, 4.0], [2.0, 3.0]]
     assert plots["grad_norm"] is None

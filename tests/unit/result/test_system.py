@@ -12,7 +12,7 @@ from tests.unit.builders import make_result
 @pytest.fixture
 def facts(tmp_path, monkeypatch):
     """Facts of a made-up host, whose packages and files a test can change."""
-    monkeypatch.setattr(system.sys, "path", [str(tmp_path)])
+    monkeypatch.syspath_prepend(tmp_path)
     for name in ("_PODMAN", "_GOVERNOR"):
         monkeypatch.setattr(system, name, tmp_path / name)
     for name in system._IMAGE_VARIABLES:

@@ -3,13 +3,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.plan.options import Recording
+from pytest_aorta.result.series import digest
 from pytest_aorta.session.baselines import write_new_baselines
 from pytest_aorta.session.record import Comparison, TestRecord
-from pytest_aorta.session.recording import merged_with
 from pytest_aorta.verdict.baseline import LOCK_FILE, Baseline, locked_baselines, read_baseline, write_baseline
 from pytest_aorta.verdict.learning import NewBaseline
 from tests.unit.builders import launches_near, make_baseline, make_options, stored
+from tests.unit.verdict.compared import learn
 
 NODE = make_baseline().test
 
@@ -18,11 +18,10 @@ def baseline_of(p50: float, seed: int, count: int = 5, **changes) -> Baseline:
     return make_baseline(launches=stored(*launches_near(p50, count, seed=seed)), **changes)
 
 
-def recorded(folder, new: Baseline, *, fresh: bool = False, defaults=None) -> NewBaseline:
+def recorded(folder, new: Baseline, *, fresh: bool = False) -> NewBaseline:
     """Return a baseline that a test has merged with the stored one."""
-    options = make_options(baselines=folder, record=Recording(replaces=fresh))
     old = read_baseline(folder, new.platform, new.case)
-    return merged_with(old, new, defaults or {}, {}, options)
+    return NewBaseline(learn(old, new, fresh=fresh), digest(old))
 
 
 def write(folder, *new: NewBaseline) -> tuple[list[str], bool]:
@@ -59,12 +58,6 @@ def test_of_sessions_that_record_at_once_one_writes_and_the_others_are_told(tmp_
     told = f"ERROR {make_baseline().case}: not recorded, because another run has changed the baseline meanwhile"
     assert sum(lines[0].startswith(told) for lines, _ in ends) == 7
     assert (stored_in(tmp_path).revision, len(stored_in(tmp_path).launches)) == (2, 10)
-
-
-def test_key_that_is_newer_than_the_baseline_had_its_default(tmp_path):
-    write_baseline(tmp_path, baseline_of(10.0, 0))
-    newer = make_baseline().config | {"compile": False}
-    assert recorded(tmp_path, baseline_of(10.0, 1, config=newer), defaults={"compile": False}).baseline.revision == 1
 
 
 def test_lock_leaves_no_file(tmp_path):

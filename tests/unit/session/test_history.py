@@ -1,12 +1,20 @@
 """The files of the history: their content, and errors that name each bad line."""
 
+import os
+
 import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import decode, to_json
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session import history as entries
-from pytest_aorta.session.history import MAX_COMMAND, HistoryEntry, keep_history, read_history
+from pytest_aorta.session.history import (
+    MAX_COMMAND,
+    MAX_FILE_BYTES,
+    MAX_TOTAL_BYTES,
+    HistoryEntry,
+    keep_history,
+    read_history,
+)
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -84,16 +92,20 @@ def test_moment_that_does_not_exist_is_a_problem_of_its_line():
         read_line(line)
 
 
-def test_link_and_large_file_are_problems_of_their_files(tmp_path, monkeypatch):
+def write_sparse(path, num_bytes):
+    path.touch()
+    os.truncate(path, num_bytes)
+
+
+def test_link_and_large_file_are_problems_of_their_files(tmp_path):
     (tmp_path / "a.jsonl").symlink_to("/dev/zero")
-    (tmp_path / "b.jsonl").write_text("x" * 300)
-    monkeypatch.setattr(entries, "MAX_FILE_BYTES", 200)
+    write_sparse(tmp_path / "b.jsonl", MAX_FILE_BYTES + 1)
     _, problems = read_history(tmp_path)
-    assert ["a symbolic link" in problems[0], "larger than the 200 bytes" in problems[1]] == [True, True]
+    assert ["a symbolic link" in problems[0], "larger than the 67,108,864 bytes" in problems[1]] == [True, True]
 
 
-def test_history_beyond_the_limit_is_refused(tmp_path, monkeypatch):
-    write_history(tmp_path, entries_of([10.0, 10.0, 10.0]))
-    monkeypatch.setattr(entries, "MAX_TOTAL_BYTES", 1000)
-    with pytest.raises(AortaError, match="larger than the 1,000 bytes allowed; move old files"):
+def test_history_beyond_the_limit_is_refused(tmp_path):
+    for number in range(MAX_TOTAL_BYTES // MAX_FILE_BYTES + 1):
+        write_sparse(tmp_path / f"{number}.jsonl", MAX_FILE_BYTES)
+    with pytest.raises(AortaError, match="larger than the 268,435,456 bytes allowed; move old files"):
         read_history(tmp_path)

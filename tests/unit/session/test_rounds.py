@@ -201,10 +201,10 @@ def test_slower_step_says_what_confirms_finds_and_accepts_it(commit):
     assert measured.startswith("  measured  toy on cpu-x1-gloo, 20 steps, 3 launches, 95% +")
     test = "tests/test_a.py::test_x --aorta-gpus=2"
     shown = dict(fact.split(maxsplit=1) for fact in facts)
-    assert shown["cause"] == "a note"
     assert shown["baseline"].endswith(str(FILE))
-    assert shown["confirm"] == f"pytest {test} --aorta-ab={commit[0] if commit else 'HEAD'}"
-    assert shown.get("find") == (f"aorta bisect a1b2c3d HEAD -- {test}" if commit else None)
+    advised = {"cause": "a note", "confirm": f"pytest {test} --aorta-ab={commit[0] if commit else 'HEAD'}"}
+    advised |= {"find": f"aorta bisect a1b2c3d HEAD -- {test}"} if commit else {}
+    assert {name: shown[name] for name in ("cause", "confirm", "find") if name in shown} == advised
     assert f"pytest {test} --update-baselines --aorta-record=replace" in shown["accept"]
 
 
@@ -293,5 +293,5 @@ def test_failed_ab_tells_how_the_sides_differ_and_what_finds_the_change(version,
     lines = comparison_text(ended, failing, Repeated("test_a.py::test_x", version=version)).splitlines()
     shown = dict(line.split(maxsplit=1) for line in lines)
     assert shown["baseline"].startswith(version)
-    assert shown["differs"] == "torch 2.12.1 -> 2.13.0"
+    assert shown["differs"].endswith("2.12.1 -> 2.13.0")
     assert shown.get("find") == (f"aorta bisect {ends} -- test_a.py::test_x" if ends else None)

@@ -1,9 +1,12 @@
 """Compares made-up launches with a stored baseline or with one another."""
 
+from pytest_aorta.plan.options import Recording
+from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.learning import BaselineRecording
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import launches_near, make_baseline, make_facts, stored
+from tests.unit.builders import launches_near, make_baseline, make_facts, make_options, stored
 
 CONFIG = make_baseline().config
 STABLE = make_baseline(launches=stored(*launches_near(10.0, 10)))
@@ -31,6 +34,33 @@ def check(*facts, baseline=None, marked=None, config=None, max_launches=None) ->
 
 def compare(candidates, references, marked=None, only=None, max_pairs=6) -> Verdicts:
     return PairedComparison("case", marked or {}, only, max_pairs).judge(candidates, references)
+
+
+def recording(first, marked=None, old=None, **options) -> BaselineRecording:
+    """Return the recording of launches, of which the first is given, of the case that baselines of tests are of."""
+    case, config = make_baseline().case, (old or make_baseline()).config
+    return BaselineRecording(StoredComparison(case, config, old, marked or {}, 5), first, make_options(**options))
+
+
+def learn(old: Baseline | None, new: Baseline, *, fresh: bool = False, marked=None) -> Baseline:
+    """Return what is stored of a baseline and new launches."""
+    options = {"record": Recording(replaces=fresh)}
+    return recording(new.center_launches[0], marked, old, **options).learned(new, "").baseline
+
+
+def left_out(launches, marked) -> dict[str, str]:
+    return recording(launches[0], marked).left_out(launches)
+
+
+def detection_lines(baseline: Baseline, marked) -> tuple[str, ...]:
+    return recording(baseline.center_launches[0], marked).learned(baseline, "").detection
+
+
+def launches_needed(facts, marked, most: int = 10) -> int:
+    """Return the number of launches that a recording takes if all are equal."""
+    new = recording(facts, marked, launches=most)
+    counts = range(1, most)
+    return next((n for n in counts if not new.needs_another(make_baseline(launches=stored(*[facts] * n)))), most)
 
 
 def texts(verdicts: Verdicts) -> list[str]:

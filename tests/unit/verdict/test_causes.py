@@ -9,7 +9,6 @@ from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.sensors import PlatformFacts, Sample, summarize
 from pytest_aorta.verdict.causes import Straggler, notes, split, straggler
-from pytest_aorta.verdict.learning import left_out
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Open, Verdicts
 from tests.unit.builders import (
@@ -26,7 +25,7 @@ from tests.unit.builders import (
     with_p50,
     write_ranks,
 )
-from tests.unit.verdict.compared import check, compare, texts
+from tests.unit.verdict.compared import check, compare, left_out, texts
 
 
 def lagging(*lags_ms: float, build=make_facts):

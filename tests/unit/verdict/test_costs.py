@@ -6,8 +6,8 @@ from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost, Costs
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, MissingPart, NotApplicable, NoteKind, Reason
-from tests.unit.builders import launches_needed, make_baseline, on_cpu, stored
-from tests.unit.verdict.compared import check, outcomes, texts
+from tests.unit.builders import make_baseline, on_cpu, stored
+from tests.unit.verdict.compared import check, launches_needed, outcomes, texts
 
 GATHERS = CollectiveCost("all_gather", 4, 2, "bfloat16", 4_000_000)
 COSTS = Costs(

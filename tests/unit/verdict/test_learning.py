@@ -4,13 +4,10 @@ import pytest
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline
-from pytest_aorta.verdict.learning import detection_lines, left_out, merged
-from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.verdicts import Reason
+from pytest_aorta.verdict.metrics import Tolerance
 from tests.unit.builders import (
     growing,
     launches_near,
-    launches_needed,
     make_baseline,
     make_facts,
     on_cpu,
@@ -18,17 +15,13 @@ from tests.unit.builders import (
     stored,
     with_p50,
 )
-from tests.unit.verdict.compared import check
+from tests.unit.verdict.compared import launches_needed, learn, left_out
 
 P50 = {"step_time_p50": Tolerance(0.05)}
 
 
 def baseline_of(p50: float = 10.0, count: int = 10, *, seed: int = 0, **changes) -> Baseline:
     return make_baseline(launches=stored(*launches_near(p50, count, seed=seed, **changes)))
-
-
-def learn(old: Baseline | None, new: Baseline, *, fresh: bool = False, marked=None) -> Baseline:
-    return merged(old, new, marked or {}, fresh)
 
 
 def refusal(old: Baseline, new: Baseline, marked=None) -> str:
@@ -40,17 +33,6 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
     )
     assert message.endswith("replace the baseline with --update-baselines --aorta-record=replace")
     return message
-
-
-def center_flags(baseline: Baseline) -> list[bool]:
-    return [launch.center for launch in baseline.launches]
-
-
-@pytest.mark.parametrize("count", [1, 5, 7, 10])
-def test_launches_that_are_added_never_move_the_center(count):
-    appended = learn(baseline_of(count=count), baseline_of(count=5, seed=1))
-    assert center_flags(appended) == [True] * count + [False] * 5
-    assert center_flags(learn(appended, baseline_of(count=5, seed=2))) == [True] * count + [False] * 10
 
 
 @pytest.mark.parametrize("stored_launches", [1, 2, 3, 5, 10])
@@ -71,12 +53,6 @@ def test_ten_launches_that_noise_leaves_undecided_are_not_advised_once_more():
     message = refusal(baseline_of(), baseline_of(seed=1), marked={"step_time_p50": Tolerance(0.0001)})
     assert "Inconclusive: step_time_p50 " in message
     assert "add more launches" not in message
-
-
-def test_other_number_of_measured_steps_is_a_new_revision_if_asked():
-    assert "recorded with 20 measured steps, the test has 40" in refusal(baseline_of(), baseline_of(20.0, num_steps=40))
-    learned = learn(baseline_of(), baseline_of(20.0, num_steps=40), fresh=True)
-    assert (learned.revision, {launch.num_steps for launch in learned.center_launches}) == (2, {40})
 
 
 def test_oldest_launches_are_dropped_but_no_center_launch():
@@ -176,21 +152,6 @@ def test_metric_that_varies_too_much_is_left_out_with_the_remedy(facts, marked):
     assert "too large for a tolerance of 5%; measure more steps, set a tolerance of " in found["step_time_p50"]
 
 
-def test_metric_that_is_left_out_is_not_compared_and_a_marker_on_it_fails_the_test():
-    noisy = baseline_of(deviation=0.05).replace(left_out={"step_time_p50": "loud"})
-    rows = [check(make_facts(), baseline=noisy, marked=marked) for marked in ({}, P50)]
-    assert [row["step_time_p50"].not_applicable for row in rows] == [Reason.NOISY] * 2
-    assert [[row.metric for row in one.failing()] for one in rows] == [[], ["step_time_p50"]]
-    assert "left out: loud; compare it with --aorta-ab=" in detection_lines(noisy, P50, 5)[0]
-
-
-def test_tolerance_that_is_advised_is_one_that_is_taken():
-    launches = launches_near(10.0, 10, deviation=0.05, seed=1)
-    advice = re.search("set a tolerance of ([^,]+), or", left_out(launches, P50)["step_time_p50"])
-    taken = METRICS["step_time_p50"].parse_tolerance(advice[1])
-    assert left_out(launches, {"step_time_p50": taken}) == {}
-
-
 def test_no_tolerance_is_advised_that_a_marker_does_not_take():
     launches = [with_p50(make_facts(), p50) for p50 in (1.0, 100.0) * 5]
     problem = left_out(launches, P50)["step_time_p50"]
@@ -210,7 +171,7 @@ def test_growth_within_launches_is_refused():
 
 
 def test_memory_whose_parts_contradict_each_other_is_refused():
-    with pytest.raises(ValueError, match="memory_growth_bytes: got 1 values for 2 of memory_bytes"):
+    with pytest.raises(ValueError, match="memory_growth_bytes: got 1 values for 2 ranks"):
         make_facts(memory_bytes=[1, 2], memory_growth_bytes=[1.0])
 
 

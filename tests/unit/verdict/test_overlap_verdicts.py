@@ -20,14 +20,12 @@ from pytest_aorta.session.rounds import in_pairs, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.learning import detection_lines, left_out
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, StoredRule
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
     changed,
-    launches_needed,
     make_baseline,
     make_facts,
     make_result,
@@ -36,7 +34,7 @@ from tests.unit.builders import (
 )
 from tests.unit.simulated import at_most, until_decided
 from tests.unit.verdict import compared
-from tests.unit.verdict.compared import compare, outcomes
+from tests.unit.verdict.compared import compare, detection_lines, launches_needed, left_out, outcomes
 
 STEP_MS = 10.0
 
@@ -96,7 +94,7 @@ def test_cpu_ranks_are_compared_where_a_marker_says_so_by_its_tolerance():
     assert "overlap_ratio" not in outcomes(check(around(0.1, 3, build=on_cpu), recorded))
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("1 points")}
     found = check(around(0.5, 3, build=on_cpu), recorded, marked)["overlap_ratio"]
-    assert str(found.tolerance) == "1 points"
+    assert found.tolerance.value == pytest.approx(0.01)
     assert check(around(0.1, 3, build=on_cpu), recorded, marked)["overlap_ratio"].outcome is Outcome.REGRESSION
 
 
@@ -110,7 +108,7 @@ def test_reason_names_the_collective_whose_exposed_time_grew_most():
     now = [launch(0.5, all_gather_ms=5.5, reduce_scatter_ms=2.0, rank=rank) for rank in (3, 1, 3)]
     assert "reduce_scatter exposed 2 ms/step, was 0.1; rank 3" in cause_of("overlap_ratio", now, before)
     assert "all_gather exposed 5.5 ms/step; rank 3" in cause_of("overlap_ratio", now, [make_facts()])
-    assert cause_of("overlap_ratio", [make_facts()], before) == ""
+    assert not cause_of("overlap_ratio", [make_facts()], before)
 
 
 def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank():
@@ -140,13 +138,13 @@ def test_stored_launches_with_late_hosts_leave_the_others_values(late):
     ]
     others = [launch for launch in launches if name in launch.metrics]
     some, whole = (make_baseline(launches=stored(*part)) for part in (launches, others))
-    reported = [next(line for line in detection_lines(baseline, {}, 5) if name in line) for baseline in (some, whole)]
+    reported = [next(line for line in detection_lines(baseline, {}) if name in line) for baseline in (some, whole)]
     assert reported[0] == reported[1]
 
 
 def test_detection_of_lost_overlap_is_reported_in_points():
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
-    (line,) = [line for line in detection_lines(HIDDEN, marked, 5) if "overlap_ratio" in line]
+    (line,) = [line for line in detection_lines(HIDDEN, marked) if "overlap_ratio" in line]
     assert re.search(r"overlap_ratio: detects from -\d+\.\d+ points with 3, ", line)
 
 
@@ -163,7 +161,8 @@ def test_noisy_overlap_is_left_out_of_a_baseline_and_the_advised_tolerance_is_ta
 @pytest.mark.parametrize("noise", [0.002, 0.016, 0.05])
 def test_tolerance_that_was_given_is_the_one_that_is_applied(noise):
     recorded = make_baseline(launches=stored(*around(0.5, 10, noise=noise)))
-    assert str(check(around(0.5, 1, noise=noise), recorded, max_launches=5)["overlap_ratio"].tolerance) == "3 points"
+    found = check(around(0.5, 1, noise=noise), recorded, max_launches=5)["overlap_ratio"]
+    assert found.tolerance.value == pytest.approx(0.03)
 
 
 def test_noisier_baseline_decides_only_what_is_obvious_and_says_why():

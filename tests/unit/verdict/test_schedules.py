@@ -11,9 +11,9 @@ from pytest_aorta.verdict.applicability import choose_tolerances
 from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import launches_needed, make_baseline, make_facts, on_cpu, stored
+from tests.unit.builders import make_baseline, make_facts, on_cpu, stored
 from tests.unit.step_graphs import fsdp_step, gather, product
-from tests.unit.verdict.compared import check
+from tests.unit.verdict.compared import check, launches_needed
 
 GOOD = fsdp_step()
 IN_LINE, WAITING, LATE = fsdp_step(in_line=True), fsdp_step(gather_waits=True), fsdp_step(prefetches=False)

@@ -26,11 +26,19 @@ def test_percentage_is_read_as_fraction(text, relative):
     assert METRICS["step_time_p50"].parse_tolerance(text).value == pytest.approx(relative)
 
 
-def test_exact_values_are_shown_with_every_digit_that_can_differ():
-    assert format_value(1048576.0, "B", exact=True) == "1,048,576 B"
-    assert format_value(5.5470147132873535, "", exact=True) == "5.5470147132873535"
-    assert (format_value(1048576.0, "B"), format_value(68.0, "B")) == ("1 MiB", "68 B")
-    assert (format_value(35840.0, ""), format_value(1e9, "")) == ("35,840", "1.000e+09")
+@pytest.mark.parametrize(
+    ("value", "unit", "exact", "text"),
+    [
+        (1048576.0, "B", True, "1,048,576 B"),
+        (5.5470147132873535, "", True, "5.5470147132873535"),
+        (1048576.0, "B", False, "1 MiB"),
+        (68.0, "B", False, "68 B"),
+        (35840.0, "", False, "35,840"),
+        (1e9, "", False, "1.000e+09"),
+    ],
+)
+def test_exact_values_are_shown_with_every_digit_that_can_differ(value, unit, exact, text):
+    assert format_value(value, unit, exact=exact) == text
 
 
 def test_loss_that_is_shown_is_that_of_the_last_step_in_any_order_of_the_file():

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.launch.guarded import GUARD, guard_spec
+from pytest_aorta.result.outcome import EndReason
 from tests.distributed.processes import is_alive
 from tests.unit.builders import make_plan
 
@@ -142,20 +143,38 @@ def guard_until_the_limit(guard: Callable[..., Watched]) -> Callable[..., Watche
 @pytest.mark.parametrize("code", [0, 3])
 def test_exit_code_of_the_agent_is_reported(guard, code):
     verdict = guard(f"sys.exit({code})").end()
-    assert (verdict["reason"], verdict["agent_status"], verdict["stopped"]) == ("exit", code, [])
+    assert (verdict["reason"], verdict["agent_status"], verdict["stopped"]) == (EndReason.EXIT, code, [])
     assert 0 < verdict["wall_s"] < HANG_S / 2
 
 
-def test_rank_that_exits_with_code_0_and_no_result_ends_the_launch(guard, impatient):
-    program = "pid = fork()\nif pid == 0: os._exit(0)\nrank_file(1, 'pid', str(pid))\nos.wait()\ntime.sleep(60)"
-    verdict = guard(program, time_limit_s=50.0, file=impatient).end()
-    assert verdict["reason"] == "rank_gone"
+GONE = "pid = fork()\nif pid == 0: os._exit(%d)\nrank_file(1, 'pid', str(pid))\nos.wait()\n"
+PATIENT = {"time_limit_s": 3.0, "error_grace_s": 50, "straggler_s": 50}
+# The program, what differs in the launch, and the reason of its end.
+ENDS: dict[str, tuple[str, dict[str, float], EndReason]] = {
+    "rank without a result": (GONE % 0, {}, EndReason.RANK_GONE),
+    "rank with a result": (f"rank_file(1, 'result.json', '{{}}')\n{GONE % 0}", PATIENT, EndReason.TIME_LIMIT),
+    "rank with an error": (f"rank_file(1, 'error.json', '{{}}')\n{GONE % 0}", PATIENT, EndReason.TIME_LIMIT),
+    "rank that torchrun has noticed": (
+        f"{GONE % 3}print('Sending process 7 closing signal SIGTERM', flush=True)",
+        {"time_limit_s": 3.0},
+        EndReason.TIME_LIMIT,
+    ),
+    "error and a grace period": ("rank_file(1, 'error.json')", {"error_grace_s": 0.3}, EndReason.RANK_ERROR),
+    "straggler": ("rank_file(1, 'result.json')", {"straggler_s": 0.3}, EndReason.STRAGGLER),
+}
+
+
+@pytest.mark.parametrize(("program", "changes", "reason"), ENDS.values(), ids=ENDS)
+def test_launch_ends_by_what_its_ranks_leave(guard, impatient, program, changes, reason):
+    verdict = guard(f"{program}\ntime.sleep(60)", file=impatient, **{"time_limit_s": 50.0} | changes).end()
+    assert verdict["reason"] == reason
+    assert 0.3 <= verdict["wall_s"] < HANG_S / 2
 
 
 def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left(guard, impatient):
     killed = "pid = fork()\nif pid == 0: time.sleep(60)\nrank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGKILL)"
     watched = guard(f"{killed}\nos.kill(os.getpid(), signal.SIGSTOP)", time_limit_s=50.0, file=impatient)
-    assert watched.end()["reason"] == "rank_gone"
+    assert watched.end()["reason"] == EndReason.RANK_GONE
     assert json.loads((watched.run_dir / "agent.json").read_text()) == {"failures": [{"rank": 1, "exit_code": -9}]}
 
 
@@ -174,36 +193,21 @@ def test_exit_code_of_a_rank_that_a_command_never_waits_for_is_left(guard, end, 
     waits = "while Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z': time.sleep(0.01)"
     # On a busy machine the guard may look at the rank late.
     watched = guard(f"pid = fork()\nif pid == 0:\n    {rank}\n{waits}\ntime.sleep(1)")
-    assert watched.end()["reason"] == "exit"
+    assert watched.end()["reason"] == EndReason.EXIT
     report = watched.run_dir / "agent.json"
     assert (json.loads(report.read_text())["failures"] if report.exists() else None) == failures
-
-
-@pytest.mark.parametrize("name", ["result.json", "error.json"])
-def test_rank_that_has_left_its_result_or_error_may_end(guard, impatient, name):
-    program = f"rank_file(1, '{name}', '{{}}')\npid = fork()\nif pid == 0: os._exit(0)\n"
-    program += "rank_file(1, 'pid', str(pid))\nos.wait()\ntime.sleep(60)"
-    verdict = guard(program, time_limit_s=3.0, file=impatient, error_grace_s=50, straggler_s=50).end()
-    assert verdict["reason"] == "time_limit"
-
-
-def test_rank_that_torchrun_has_noticed_is_left_to_torchrun(guard, impatient):
-    program = "pid = fork()\nif pid == 0: os._exit(3)\nrank_file(1, 'pid', str(pid))\nos.wait()\n"
-    program += "print('Sending process 7 closing signal SIGTERM', flush=True)\ntime.sleep(60)"
-    verdict = guard(program, time_limit_s=3.0, file=impatient).end()
-    assert verdict["reason"] == "time_limit"
 
 
 def test_fifos_of_a_rank_do_not_block_the_guard(guard_until_the_limit):
     program = "for name in ('pid', 'error.json'): os.mkfifo(RUN_DIR / 'ranks' / '1' / name)"
     verdict = guard_until_the_limit(program).end()
-    assert verdict["reason"] == "time_limit"
+    assert verdict["reason"] == EndReason.TIME_LIMIT
 
 
 def test_agent_that_ignores_sigterm_is_killed(guard_until_the_limit):
     watched = guard_until_the_limit("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nfork()")
     verdict = watched.end()
-    assert (verdict["reason"], verdict["agent_status"]) == ("time_limit", -signal.SIGKILL)
+    assert (verdict["reason"], verdict["agent_status"]) == (EndReason.TIME_LIMIT, -signal.SIGKILL)
     assert len(verdict["stopped"]) == 2
     assert verdict["wall_s"] < watched.time_limit_s + HANG_S / 4
 
@@ -222,7 +226,7 @@ while not (RUN_DIR / "ranks/0/daemon").exists():
 """
     watched = guard(program)
     verdict = watched.end()
-    assert (verdict["reason"], verdict["agent_status"]) == ("exit", 0)
+    assert (verdict["reason"], verdict["agent_status"]) == (EndReason.EXIT, 0)
     assert len(watched.pids()) == 3
     assert len(verdict["stopped"]) == 1
     assert verdict["wall_s"] < HANG_S / 2
@@ -258,7 +262,7 @@ time.sleep(60)
     watched = guard(program)
     watched.wait_for("ranks/0/ready")
     os.write(watched.lifeline, b".")
-    assert watched.end()["reason"] == "stopped"
+    assert watched.end()["reason"] == EndReason.STOPPED
     assert (watched.run_dir / "ranks/0/stacks.txt").read_text() == "here"
 
 
@@ -270,21 +274,9 @@ def test_guard_outlives_the_signals_of_a_terminal(guard, number):
     assert watched.end()["agent_status"] == 5
 
 
-def test_error_of_a_rank_ends_the_others_after_a_grace_period(guard):
-    verdict = guard("rank_file(1, 'error.json')\ntime.sleep(60)", error_grace_s=0.3).end()
-    assert verdict["reason"] == "rank_error"
-    assert 0.3 <= verdict["wall_s"] < HANG_S / 2
-
-
 def test_agent_that_ends_within_the_grace_period_reports_its_own_exit_code(guard):
     verdict = guard("rank_file(1, 'error.json')\ntime.sleep(0.2)\nsys.exit(1)", error_grace_s=10.0).end()
-    assert (verdict["reason"], verdict["agent_status"]) == ("exit", 1)
-
-
-def test_rank_that_runs_long_after_another_has_finished_ends_the_launch(guard):
-    verdict = guard("rank_file(1, 'result.json')\ntime.sleep(60)", straggler_s=0.3).end()
-    assert verdict["reason"] == "straggler"
-    assert 0.3 <= verdict["wall_s"] < HANG_S / 2
+    assert (verdict["reason"], verdict["agent_status"]) == (EndReason.EXIT, 1)
 
 
 def test_process_outside_the_launch_gets_no_signal(guard_until_the_limit):
