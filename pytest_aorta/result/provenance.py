@@ -52,6 +52,13 @@ class Provenance(Model, frozen=True):
     command: list[str] = []
     side: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse a time such as month 13, which the type allows."""
+        try:
+            datetime.fromisoformat(self.measured_at)
+        except ValueError:
+            raise ValueError(f"measured_at: got {self.measured_at!r}, allowed is a moment in UTC") from None
+
     @property
     def moment_s(self) -> int:
         """Return :attr:`measured_at` in seconds since 1970."""

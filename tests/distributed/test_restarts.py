@@ -47,29 +47,6 @@ def test_restart_as_on_its_page_passes(pytester, inner, on_cpu):
     inner(f"import pytest\n\n{shown}").assert_outcomes(passed=1)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("correct loop", "note: restarted after steps 3 and 6, the script computed the same as straight on"),
-        ("step counter off by one", "number of steps: 15 when restarted, 4 steps more than straight on"),
-        ("momentum not restored", "computed something else: restart 1 of 2: optimizer state: step 4 begins with none"),
-    ],
-)
-def test_init_writes_the_test_of_a_restart_and_what_it_measured(tmp_path, fault, said):
-    (folder := tmp_path / "own").mkdir()
-    (folder / "train.py").write_text(FAULTS[fault].planted())
-    environ = own_environ(tmp_path / "leases")
-    words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", "train.py", "--", "--steps=11")
-    done = run_python(*words, cwd=folder, env=environ, timeout=600)
-    assert said in done.stdout, done.stdout + done.stderr
-    call = (
-        "compare_restart('train.py', ['--steps=11'], ['--steps=11', '--resume', 'checkpoints'], after=3, restarts=2, "
-        "fresh=['checkpoints'])"
-    )
-    assert call in (folder / "test_train.py").read_text()
-
-
 # Goes on from a file in its folder whenever there is one.
 SNAPSHOT = """
 import os
@@ -177,12 +154,41 @@ def test_restart_of_a_script_that_goes_on_by_itself(pytester, inner, on_cpu):
     )
 
 
+RESUMED = "['--steps=11'], ['--steps=11', '--resume', 'checkpoints'], after=3, restarts=2, fresh=['checkpoints']"
+SAVES_AT_ITS_END = SNAPSHOT.replace("if step % 2 and", "if step + 1 == int(sys.argv[1]) and")
+SAME = "restarted after steps 3 and 6, the script computed the same"
+
+
 @pytest.mark.extended
-def test_init_restarts_a_script_that_saves_at_its_end_by_the_argument_of_its_steps(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "steps", "said", "call"),
+    [
+        (FAULTS["correct loop"].planted(), "--steps=11", f"note: {SAME} as straight on", RESUMED),
+        (
+            FAULTS["step counter off by one"].planted(),
+            "--steps=11",
+            "number of steps: 15 when restarted, 4 steps more than straight on",
+            RESUMED,
+        ),
+        (
+            FAULTS["momentum not restored"].planted(),
+            "--steps=11",
+            "computed something else: restart 1 of 2: optimizer state: step 4 begins with none",
+            RESUMED,
+        ),
+        (
+            SAVES_AT_ITS_END,
+            "9",
+            SAME,
+            "['{steps}'], ['{steps}'], after=3, restarts=2, steps=9, fresh=['snapshot.pt']",
+        ),
+    ],
+    ids=["correct", "step counter off by one", "momentum not restored", "saves at its end"],
+)
+def test_init_writes_the_test_of_a_restart_and_what_it_measured(tmp_path, text, steps, said, call):
     (folder := tmp_path / "own").mkdir()
-    (folder / "train.py").write_text(SNAPSHOT.replace("if step % 2 and", "if step + 1 == int(sys.argv[1]) and"))
-    words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", "train.py", "--", "9")
+    (folder / "train.py").write_text(text)
+    words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", "train.py", "--", steps)
     done = run_python(*words, cwd=folder, env=own_environ(tmp_path / "leases"), timeout=600)
-    assert "restarted after steps 3 and 6, the script computed the same" in done.stdout, done.stdout + done.stderr
-    call = "compare_restart('train.py', ['{steps}'], ['{steps}'], after=3, restarts=2, steps=9, fresh=['snapshot.pt'])"
-    assert call in (folder / "test_train.py").read_text()
+    assert said in done.stdout, done.stdout + done.stderr
+    assert f"compare_restart('train.py', {call})" in (folder / "test_train.py").read_text()

@@ -32,14 +32,16 @@ def test_constant_rate_is_lr_to_the_bit():
     assert rates(4) == [LR] * 4
 
 
-def test_cosine_decay_is_that_of_torch():
-    expected = of_torch(10, lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10, 0.1 * LR))
-    assert rates(10, kind="cosine", min_factor=0.1) == pytest.approx(expected)
-
-
-def test_linear_decay_is_that_of_torch():
-    expected = of_torch(10, lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.2, 10))
-    assert rates(10, kind="linear", min_factor=0.2) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "given"),
+    [
+        ("cosine", torch.optim.lr_scheduler.CosineAnnealingLR, (10, 0.2 * LR)),
+        ("linear", torch.optim.lr_scheduler.LinearLR, (1.0, 0.2, 10)),
+    ],
+)
+def test_decay_is_that_of_torch(kind, scheduler, given):
+    expected = of_torch(10, lambda optimizer: scheduler(optimizer, *given))
+    assert rates(10, kind=kind, min_factor=0.2) == pytest.approx(expected)
 
 
 def test_warmup_reaches_lr_in_its_last_step():

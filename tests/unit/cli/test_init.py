@@ -91,12 +91,6 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in found}
 
 
-def test_command_line_that_names_nothing_to_launch_is_refused_with_the_forms(folder, capsys):
-    assert main(["init"]) == 2
-    assert "give a script (.py), a dotted module, or a command after --" in capsys.readouterr().err
-    assert files(folder) == SCRIPT
-
-
 def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(folder, launches, capsys):
     assert main(["init", "train.py", "--", "--epochs", "it's 2"]) == 0
     written = files(folder)
@@ -319,6 +313,21 @@ def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, nvml, cou
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give a script (.py), a dotted module, or a command after --"),
+        (["./train"], "a path ending in .py or a dotted module"),
+        (["trian.py"], "there is no file "),
+        (["--", "akselerate", "launch"], "'akselerate' is not beside"),
+    ],
+)
+def test_what_can_not_be_launched_is_refused_and_nothing_is_written(folder, capsys, arguments, said):
+    assert main(["init", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert files(folder) == SCRIPT
+
+
+@pytest.mark.parametrize(
     "arguments", [["init", "train.py", "--steps", "50"], ["run", "--script", "train.py", "--steos=5"]]
 )
 def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(folder, capsys, arguments):
@@ -327,15 +336,6 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
     assert caught.value.code == 2
     assert "; arguments of a script or of pytest follow --; `aorta " in capsys.readouterr().err
     assert files(folder).keys() == {"train.py"}
-
-
-@pytest.mark.parametrize(
-    ("script", "said"), [("./train", "a path ending in .py or a dotted module"), ("trian.py", "there is no file ")]
-)
-def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script, said):
-    assert main(["init", script]) == 2
-    assert said in capsys.readouterr().err
-    assert files(folder) == SCRIPT
 
 
 def test_module_is_launched_as_a_module(folder):
@@ -357,9 +357,3 @@ def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches
     assert [(plan.starts_ranks, [plan.script, *plan.args], plan.launcher) for plan in launches.plans] == [
         (True, words, "torchrun")
     ] * 2
-
-
-def test_command_without_a_program_is_refused_and_nothing_is_written(folder, capsys):
-    assert main(["init", "--", "akselerate", "launch"]) == 2
-    assert "'akselerate' is not beside" in capsys.readouterr().err
-    assert files(folder) == SCRIPT

@@ -126,8 +126,7 @@ def test_commit_is_checked_out_in_the_users_cache(opener, project, tmp_path, ref
     assert worktrees(project) == []
     root = references.open().root
     assert references.open().root is root
-    assert (root / "train.py").read_text() == "old"
-    assert (project / "train.py").read_text() == "new"
+    assert [(folder / "train.py").read_text() for folder in (root, project)] == ["old", "new"]
     assert worktrees(project) == [str(root.parent)]
     assert root.is_relative_to(tmp_path / "cache/pytest-aorta/environments")
 
@@ -271,12 +270,6 @@ def test_worktree_that_no_session_has_used_for_two_weeks_is_deleted(opener, proj
     assert len(worktrees(project)) == 2
 
 
-def test_worktrees_inside_of_the_repository_are_refused(opener, project, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(project / ".cache"))
-    with pytest.raises(SpecError, match="set XDG_CACHE_HOME to a folder outside of it"):
-        opener("HEAD").open()
-
-
 def test_worktree_of_the_users_own_is_left_alone(opener, project, tmp_path):
     own = tmp_path / "mine"
     git(project, "worktree", "add", "-q", "--detach", str(own), "HEAD")
@@ -329,16 +322,21 @@ def test_interpreter_is_looked_for_from_the_root_folder(tmp_path):
     check_reference("python:env/bin/python", tmp_path)
 
 
-def test_folder_that_is_in_no_repository_is_reported_in_gits_own_words(opener, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    with pytest.raises(SpecError, match=r"--aorta-ab=HEAD: git .*fatal: not a git repository"):
-        opener("HEAD", tmp_path).open()
-
-
-def test_missing_git_is_reported(opener, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SpecError, match="--aorta-ab=HEAD: git is not installed, or not on the path"):
-        opener("HEAD").open()
+@pytest.mark.parametrize(
+    ("variable", "value", "rootdir", "message"),
+    [
+        ("PATH", "", "top/project", "git is not installed, or not on the path"),
+        ("GIT_CEILING_DIRECTORIES", "", "", "git .*fatal: not a git repository"),
+        ("XDG_CACHE_HOME", "top/project/.cache", "top/project", ".*set XDG_CACHE_HOME to a folder outside of it"),
+    ],
+    ids=["no git", "no repository", "cache in the repository"],
+)
+def test_folder_that_can_not_be_checked_out_is_reported(
+    opener, repository, tmp_path, monkeypatch, variable, value, rootdir, message
+):
+    monkeypatch.setenv(variable, str(tmp_path / value))
+    with pytest.raises(SpecError, match=f"--aorta-ab=HEAD: {message}"):
+        opener("HEAD", tmp_path / rootdir).open()
 
 
 def test_root_folder_that_the_commit_lacks_is_reported(opener, repository):

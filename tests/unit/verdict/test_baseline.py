@@ -149,6 +149,10 @@ def test_file_has_one_sorted_fact_a_line(tmp_path):
             for key in ("case", "test", "platform", "workload", "config")
         ),
         ("launches", ABSENT, "missing required field `launches`"),
+        *(
+            ("launches.0.facts.provenance.measured_at", moment, f"measured_at: got '{moment}'")
+            for moment in ("2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-01-01T24:61:00Z")
+        ),
         *(("schema_version", version, OTHER_VERSION.format(version)) for version in (4, 7, "6", None)),
     ],
 )

@@ -247,58 +247,6 @@ def test_equal_steps_have_no_first_operator():
     assert left_out in locate_operator({0: undefined}, {0: undefined})
 
 
-def test_operator_that_computes_another_output_is_named_with_its_place():
-    wrong = [replace(STEP[0], outputs=("x",)), call(GATHER, "x", "y", is_collective=True), call(MM, "xy", "z")]
-    found = locate_operator({0: wrong}, {0: STEP})
-    assert "first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs" in found
-
-
-def test_rank_that_only_received_the_difference_is_not_blamed():
-    receiver = [STEP[0], replace(STEP[1], outputs=("y",)), call(MM, "by", "z")]
-    culprit = [replace(STEP[0], outputs=("x",)), call(GATHER, "x", "y", is_collective=True), call(MM, "xy", "z")]
-    line = locate_operator({0: receiver, 1: culprit}, {0: STEP, 1: STEP})
-    assert "on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)" in line
-
-
-def test_collective_is_named_if_every_rank_gave_it_the_same():
-    wrong = [STEP[0], replace(STEP[1], outputs=("y",)), call(MM, "by", "z")]
-    line = locate_operator({0: wrong, 1: wrong}, {0: STEP, 1: STEP})
-    assert line.startswith("first c10d._allgather_base_.default in forward of layers.0 (model.py:7) on rank 0: ")
-    assert "every rank gave the same, and this rank received another output" in line
-
-
-def test_input_that_changed_between_operators_is_named_with_its_reader():
-    wrong = [STEP[0], call(GATHER, "x", "y", is_collective=True), call(MM, "by", "z")]
-    line = locate_operator({0: wrong}, {0: STEP})
-    assert "c10d._allgather_base_.default" in line
-    assert "its input 1 of 1 is not in the reference, and no captured operator before wrote it" in line
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("torch.int64(2, 32)", "wrote it: this rank was given another batch, or a kernel that inductor generated"),
-        ("torch.float32(2, 32)", "before wrote it; kernels that inductor generated are not captured"),
-        ("norm.weight", "its input 1 of 2, norm.weight, is not in the reference"),
-    ],
-)
-def test_input_that_no_operator_wrote_is_shown_with_what_it_is(source, expected):
-    wrong = [replace(STEP[0], inputs=("x", "w"), sources=(source, "norm.bias"))]
-    assert expected in locate_operator({0: wrong}, {0: STEP})
-
-
-def test_parameter_that_an_optimizer_wrote_is_named():
-    right = [call(ADAMW, "pq", "rs", phase="optimizer", module="", parameters=((0, "a.weight"), (1, "b.weight")))]
-    line = locate_operator({0: [replace(right[0], outputs=("r", "x"))]}, {0: right})
-    assert line.startswith("first aten._fused_adamw_.default in optimizer (model.py:7) on rank 0: ")
-    assert "the same inputs gave another b.weight" in line
-
-
-def test_one_of_several_outputs_is_counted_from_one():
-    line = locate_operator({0: [call(MM, "a", "bx")]}, {0: [call(MM, "a", "bc")]})
-    assert "the same inputs gave another output 2 of 2" in line
-
-
 def other_program(**wrong) -> list[OperatorCall]:
     """Return STEP with a collective of another name, which gathers into a buffer of its own."""
     gather = call("_c10d_functional.all_gather_into_tensor.default", "b", "u", is_collective=True, source="fsdp.py:3")
@@ -306,23 +254,75 @@ def other_program(**wrong) -> list[OperatorCall]:
     return [STEP[0], gather, copied, replace(STEP[2], **wrong)]
 
 
-def test_variants_with_other_operators_differ_only_where_equal_inputs_differ():
-    line = locate_operator({0: other_program(outputs=("x",))}, {0: STEP})
-    assert line.startswith("first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs gave ")
+RECEIVED = [STEP[0], replace(STEP[1], outputs=("y",)), call(MM, "by", "z")]
+COMPUTED = [replace(STEP[0], outputs=("x",)), call(GATHER, "x", "y", is_collective=True), call(MM, "xy", "z")]
+CHANGED = [STEP[0], call(GATHER, "x", "y", is_collective=True), call(MM, "by", "z")]
+FURTHER = [STEP[0], call("aten.neg.default", "b", "n"), call(GATHER, "n", "y", is_collective=True)]
+UPDATED = call(ADAMW, "pq", "rs", phase="optimizer", module="", parameters=((0, "a.weight"), (1, "b.weight")))
+FIRST_MM = "first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs gave "
+GATHERED = "first c10d._allgather_base_.default in forward of layers.0 (model.py:7) on rank 0: "
 
 
-def test_value_that_only_another_program_has_is_not_named():
-    changed = [*other_program()[:2], call(MM, "bx", "z")]
-    found = locate_operator({0: changed}, {0: STEP})
-    assert "candidate alone _c10d_functional.all_gather_into_tensor.default in forward of layers.0 (fsdp.py:3)" in found
-    assert "reference alone c10d._allgather_base_.default in forward of layers.0 (model.py:7)" in found
+def read_from(source: str) -> list[OperatorCall]:
+    return [replace(STEP[0], inputs=("x", "w"), sources=(source, "norm.bias"))]
 
 
-def test_operator_that_the_reference_does_not_run_is_named():
-    extra = [STEP[0], call("aten.neg.default", "b", "n"), call(GATHER, "n", "y", is_collective=True)]
-    line = locate_operator({0: extra}, {0: STEP})
-    assert "aten.neg.default" in line
-    assert "the reference does not run this operator on these inputs" in line
+# The operators of each rank of the candidate and of the reference, and what the line says.
+LOCATED = {
+    "another output": ([COMPUTED], [STEP], [FIRST_MM]),
+    "received by the other rank": (
+        [RECEIVED, COMPUTED],
+        [STEP, STEP],
+        ["on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)"],
+    ),
+    "collective, to which every rank gave the same": (
+        [RECEIVED, RECEIVED],
+        [STEP, STEP],
+        [GATHERED, "every rank gave the same, and this rank received another output"],
+    ),
+    "input that changed between operators": (
+        [CHANGED],
+        [STEP],
+        [GATHERED, "its input 1 of 1 is not in the reference, and no captured operator before wrote it"],
+    ),
+    "batch": (
+        [read_from("torch.int64(2, 32)")],
+        [STEP],
+        ["wrote it: this rank was given another batch, or a kernel that inductor generated"],
+    ),
+    "input of no captured kernel": (
+        [read_from("torch.float32(2, 32)")],
+        [STEP],
+        ["before wrote it; kernels that inductor generated are not captured"],
+    ),
+    "parameter": ([read_from("norm.weight")], [STEP], ["its input 1 of 2, norm.weight, is not in the reference"]),
+    "parameter that an optimizer wrote": (
+        [[replace(UPDATED, outputs=("r", "x"))]],
+        [[UPDATED]],
+        ["first aten._fused_adamw_.default in optimizer (model.py:7) on rank 0: ", "gave another b.weight"],
+    ),
+    "one of several outputs": ([[call(MM, "a", "bx")]], [[call(MM, "a", "bc")]], ["gave another output 2 of 2"]),
+    "other operators, and equal inputs that differ": ([other_program(outputs=("x",))], [STEP], [FIRST_MM]),
+    "value that only another program has": (
+        [[*other_program()[:2], call(MM, "bx", "z")]],
+        [STEP],
+        [
+            "candidate alone _c10d_functional.all_gather_into_tensor.default in forward of layers.0 (fsdp.py:3)",
+            "reference alone c10d._allgather_base_.default in forward of layers.0 (model.py:7)",
+        ],
+    ),
+    "operator that the reference does not run": (
+        [FURTHER],
+        [STEP],
+        ["aten.neg.default", "the reference does not run this operator on these inputs"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("candidate", "reference", "parts"), LOCATED.values(), ids=LOCATED)
+def test_first_operator_that_differs_is_named_with_its_place_and_what_differs(candidate, reference, parts):
+    found = locate_operator(dict(enumerate(candidate)), dict(enumerate(reference)))
+    assert [part for part in parts if part not in found] == []
 
 
 @pytest.mark.parametrize(
