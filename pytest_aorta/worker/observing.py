@@ -195,7 +195,6 @@ class Observer:
                 for one in self._all:
                     paused.enter_context(one.timer.paused())
                 self._look(found)
-                found.look()
                 if is_chosen and self.record.hash_weights:
                     found.hash()
         if is_chosen and self.record.hash_weights and not self._is_simulated:
@@ -402,6 +401,7 @@ class Observer:
     def _look(self, found: Optimized) -> None:
         began_s = time.perf_counter()
         self.optimizers.look(found.num_steps, f"step {found.num_steps}")
+        found.look()
         self._looked_s = time.perf_counter()
         self._look_s = self._looked_s - began_s
 
@@ -497,7 +497,7 @@ class Observer:
         for one in self._all:
             one.end_profile()
             if one.optimizer() is not None and not self._is_simulated:
-                self._look(one)
+                self.optimizers.look(one.num_steps, f"step {one.num_steps}")
                 # A step that was not ended has changed buffers.
                 if self.record.hash_weights and not self._is_stopped:
                     one.hash(is_last=True)

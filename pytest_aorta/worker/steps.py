@@ -32,6 +32,8 @@ from pytest_aorta.worker.simulation import reset_peak_memory
 # microseconds. When there are as many readings as are kept, every other one is dropped, and memory is read half as
 # often: seven readings show growth.
 MEMORY_EVERY_STEPS, MEMORY_EVERY_CPU_STEPS, MOST_READINGS = 10, 3, 14
+# Seconds from the first reading of waits for a CPU to the second one, which takes a fraction of a millisecond.
+_WAITS_EVERY_S = 0.2
 
 
 class Progress:
@@ -128,12 +130,17 @@ class StepTimer:
             self._progress.advance()
         if not (count := len(self._began_ns)):
             begin_measured_steps()
-        # A reading of all threads takes longer than one of memory.
-        if count.bit_count() < 2 and not on_accelerator(self.device):
-            self._waits.append((time.perf_counter(), _waited_s()))
+        if not on_accelerator(self.device):
+            self._read_waits(_WAITS_EVERY_S)
         is_due = count % self._memory_every == 0
         memory_bytes = (memory_in_use(self.device), resident_memory()) if is_due else None
         self._open = _OpenStep(self._collections.total_ns, memory_bytes, time.time_ns(), self._now())
+
+    def _read_waits(self, every_s: float) -> None:
+        """Read waits for a CPU at first, and when the time since then has doubled, at least after ``every_s``."""
+        now_s = time.perf_counter()
+        if not self._waits or now_s - self._waits[-1][0] > max(every_s, self._waits[-1][0] - self._waits[0][0]):
+            self._waits.append((now_s, _waited_s()))
 
     def close(self) -> bool:
         """End the step that has begun, and return whether there was one."""
@@ -192,6 +199,8 @@ class StepTimer:
 
     def cpu_wait(self) -> float | None:
         """Return the part of the steps' time for which threads waited for a CPU, their sum; None if it is not known."""
+        if len(self._waits) == 1 and self.num_steps > 1:
+            self._read_waits(0.0)
         if len(self._waits) < 2:
             return None
         (began_s, before_s), (ended_s, after_s) = self._waits[0], self._waits[-1]

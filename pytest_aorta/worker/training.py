@@ -90,7 +90,7 @@ class Training:
         # NumPy's numbers are floats too.
         value = float(value) if isinstance(value, float) and math.isfinite(value) else str(value)[:_LONGEST_VALUE]
         known = self._settings.setdefault((name, group), {})
-        if known.get(next(reversed(known), "")) != value and self._is_noted(step):
+        if known.get(next(reversed(known), "")) != value:
             known[str(step)] = value
 
     def _is_noted(self, step: int) -> bool:
@@ -161,7 +161,9 @@ class Training:
                 self._note(step, name, state[key])
 
     def look(self, step: int, models: Iterable[torch.nn.Module], parameters: Iterable[torch.Tensor]) -> None:
-        """Note what modules drop and share, and how many elements of the parameters are trained."""
+        """Note, after the step before, what modules drop and share, and how many elements are trained from now on."""
+        if not self._is_noted(step - 1):
+            return
         kinds = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout)
         models = [*models]
         every = (module for model in models for module in model.modules())

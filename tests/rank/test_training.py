@@ -64,15 +64,17 @@ def test_script_with_unusual_values_is_not_broken(collate, rate):
 def test_setting_that_changes_later_is_noted_in_the_next_step_that_is_a_power_of_two():
     recording = Recording()
     observer = recording.observe(StepRecording(warmup=0))
-    model = nn.Linear(4, 2)
+    model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(1, 65):
-        optimizer.param_groups[0]["lr"] = 0.1 if step < 40 else 0.2
+        optimizer.param_groups[0]["lr"] = model[1].p = 0.1 if step < 40 else 0.2
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
     observer.stop()
     [series] = recording.result().series
     assert Setting("lr", values={"1": 0.1, "64": 0.2}) in series.settings
+    # What the next step drops is read after a step.
+    assert Setting("dropout", values={"1": "0.1", "65": "0.2"}) in series.settings
 
 
 def test_notes_of_a_workload_have_settings_and_samples_of_its_steps():
