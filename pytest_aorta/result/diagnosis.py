@@ -456,8 +456,7 @@ def _not_started(launch: _Launch) -> LaunchFailure:
 
 def _ended_early(launch: _Launch) -> LaunchFailure:
     """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
-    # torchrun reports failing exit codes.
-    how = "exited with code 0 and left no result while others ran, by os._exit(0) for example"
+    how = "ended without a result or an error while others ran, as by os._exit(0)"
     if launch.plan.starts_ranks:
         how = (
             "ended without a result or an error, as by SIGKILL, by os._exit, or as a wrapper that starts the training "
