@@ -15,7 +15,16 @@ _FEWEST_WORDS = 2
 _CONTINUE = (
     *("backward passes", "clipped to", "trained elements", "the optimizer", "the model", "{_SENTENCES"),
     *("from step", "at step", "the same samples", "other samples", "after the first loss", "when the optimizer"),
-    *("with equal weights", "gradient norm", "{('augmentation'", "the hosts are late", "rank {self.rank} arrives last"),
+    *(
+        "with equal weights",
+        "weights, and gradients",
+        "what draws",
+        "{backward}how",
+        "gradient norm",
+        "{('augmentation'",
+        "the hosts are late",
+        "rank {self.rank} arrives last",
+    ),
     *("{num_hot}", "the launch", "new {family}", "gone {family}", "{family}", "{text}, ", "straggler's", "rest {rest"),
     # What the device did, and what was not compared, is no edit.
     *("GPUs throttled", "launch {number}:", "{len(hot)} of the", "the SM clock", "costs of a step are not"),
@@ -62,12 +71,13 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning(
                 "the initial weights", "initialization, or another checkpoint", "the constructor, `load_state_dict`"
             ),
-            Meaning("the loss of step 1 differs", "the model, its loss, or augmentation", "the forward pass"),
+            Meaning("the loss of step {step} differs", "the model, its loss, or augmentation", "the forward pass"),
             Meaning(
-                "the {what} of step 1 is",
+                "the {what} of step {step} is",
                 "a sum in place of a mean, no division",
                 "reduction, accumulation, `unscale_`",
             ),
+            Meaning("the update of step", "gradients or optimizer", "communication hooks, the optimizer's code"),
             Meaning("{here.name} made", "epochs, steps, or the length of the data", "the end of the loop"),
             Meaning("{RANDOM}: torch's", "the seed, or one more draw", "`manual_seed`; what draws numbers before"),
         ),

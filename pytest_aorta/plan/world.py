@@ -131,7 +131,8 @@ def _real_world(spec: WorldSpec, options: Options, devices: list[Device]) -> Wor
     budget = len(devices) if options.gpus is None else options.gpus
     given = _given(options, len(devices))
     takes_gpu = spec.device == ANY_DEVICE and budget > 0
-    _refuse_nodes(spec.nodes, options)
+    if spec.nodes > options.nnodes:
+        raise DevicesUnavailable(f"needs {spec.nodes} nodes, {options.nnodes} given (--aorta-nnodes={options.nnodes})")
     if not takes_gpu and spec.device not in ACCELERATED:
         return _cpu_world(spec, options, given)
     size = spec.num_ranks(budget)
@@ -151,19 +152,6 @@ def _given(options: Options, visible: int) -> str:
         return f"{options.gpus} given (--aorta-gpus={options.gpus})"
     limits = [f"{name}={os.environ[name]!r}" for name in VISIBLE_VARIABLES if name in os.environ]
     return f"{visible} visible (--aorta-gpus={options.gpus}{''.join(f', {limit}' for limit in limits)})"
-
-
-def _refuse_nodes(nodes: int, options: Options) -> None:
-    """Raise DevicesUnavailable unless the run has that many nodes and can start ranks on them."""
-    given = f"{options.nnodes} given (--aorta-nnodes={options.nnodes})"
-    if nodes > options.nnodes:
-        raise DevicesUnavailable(f"needs {nodes} nodes, {given}")
-    takes_any = any("{nodes}" in word for word in options.node_launcher)
-    if 1 < nodes < options.nnodes and not takes_any:
-        raise DevicesUnavailable(
-            f"needs {nodes} nodes, {given}, and aorta_node_launcher starts a node agent on each of them; write "
-            f"{{nodes}} into that ini key in place of the number of nodes"
-        )
 
 
 def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:

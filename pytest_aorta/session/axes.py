@@ -1,13 +1,12 @@
 """Axes of a search: the changes between its good side and its bad one, and the launches with some of them."""
 
 import os
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -34,7 +33,7 @@ class Over(StrEnum):
     VARIABLES = "variables"
 
 
-class Axis(ABC):
+class Axis:
     """The changes between two sides.
 
     Attributes:
@@ -47,8 +46,8 @@ class Axis(ABC):
     changes: Sequence[str]
     is_ordered = False
 
-    def __init__(self, references: References) -> None:
-        self.references = references
+    def __init__(self, side: SideSpec, references: References) -> None:
+        self._side, self.references = side, references
         # Return a point as a version to launch; raise SpecError if it can't be checked out or built.
         self.reference: Callable[[Point], Reference] = cache(self._open)
 
@@ -57,8 +56,12 @@ class Axis(ABC):
         """The point with all changes."""
         return frozenset(range(len(self.changes)))
 
-    @abstractmethod
-    def _open(self, point: Point) -> Reference: ...
+    def _open(self, point: Point) -> Reference:
+        return self.references.side(replace(self._side, text=self.short(point), **self._changed(point)))
+
+    def _changed(self, _point: Point) -> dict[str, Any]:
+        """Return the fields in which the side of a point differs from the good side."""
+        return {}
 
     def short(self, point: Point) -> str:
         """Return a name of a point that is not looked up."""
@@ -85,15 +88,14 @@ class Commits(Axis):
     over, is_ordered = Over.COMMITS, True
 
     def __init__(self, sides: Sequence[SideSpec], references: References) -> None:
-        super().__init__(references)
-        self._good = sides[0]
+        super().__init__(sides[0], references)
         self.changes = first_parents(references.rootdir, *(side.commit for side in sides))
 
     def _commit(self, point: Point) -> str:
-        return self.changes[len(point) - 1] if point else self._good.commit
+        return self.changes[len(point) - 1] if point else self._side.commit
 
-    def _open(self, point: Point) -> Reference:
-        return self.references.side(replace(self._good, text=self.short(point), commit=self._commit(point)))
+    def _changed(self, point: Point) -> dict[str, Any]:
+        return {"commit": self._commit(point)}
 
     def short(self, point: Point) -> str:
         """Return the short hash."""
@@ -117,8 +119,7 @@ class Packages(Axis):
     over = Over.PACKAGES
 
     def __init__(self, sides: Sequence[SideSpec], references: References) -> None:
-        super().__init__(references)
-        self._side = sides[0]
+        super().__init__(sides[0], references)
         self._worktree = references.worktree(sides[0])
         self._good, self._bad = ends = [references.environment(side, self._worktree) for side in sides]
         versions = [end.version.rpartition(".")[0] for end in ends]
@@ -169,19 +170,18 @@ class Variables(Axis):
     over = Over.VARIABLES
 
     def __init__(self, sides: Sequence[SideSpec], references: References) -> None:
-        super().__init__(references)
-        self._side, (good, bad) = sides[0], [side.variables for side in sides]
-        self._values = good, bad
+        super().__init__(sides[0], references)
+        self._values = good, bad = [side.variables for side in sides]
         self._names = sorted(name for name in good.keys() | bad.keys() if good.get(name) != bad.get(name))
         shown = [[side.get(name, os.environ.get(name, "unset")) for name in self._names] for side in (good, bad)]
         self.changes = [f"{name} {there} -> {here}" for name, there, here in zip(self._names, *shown, strict=True)]
 
-    def _open(self, point: Point) -> Reference:
+    def _changed(self, point: Point) -> dict[str, Any]:
         good, bad = self._values
         moved = {self._names[number] for number in point}
         values = {name: value for name, value in good.items() if name not in moved}
         values |= {name: value for name, value in bad.items() if name in moved}
-        return self.references.side(replace(self._side, text=self.short(point), variables=values))
+        return {"variables": values}
 
 
 class Releases(Axis):
@@ -190,8 +190,7 @@ class Releases(Axis):
     over, is_ordered = "releases", True
 
     def __init__(self, side: SideSpec, references: References, span: Span) -> None:
-        super().__init__(references)
-        self._side = side
+        super().__init__(side, references)
         with raised_as(SpecError, f"--over={span.text}: ", SpecError):
             self._points = self._releases(span) if span.of_releases else self._commits(span)
         self.changes = self._points[1:]
@@ -211,9 +210,8 @@ class Releases(Axis):
         first, last = (commit_of(clone, end) for end in span.ends)
         return [f"{span.package} @ git+{url}@{one}" for one in (first, *first_parents(clone, first, last))]
 
-    def _open(self, point: Point) -> Reference:
-        requirements = (*self._side.requirements, self._points[len(point)])
-        return self.references.side(replace(self._side, text=self.short(point), requirements=requirements))
+    def _changed(self, point: Point) -> dict[str, Any]:
+        return {"requirements": (*self._side.requirements, self._points[len(point)])}
 
     def short(self, point: Point) -> str:
         """Return the requirement."""

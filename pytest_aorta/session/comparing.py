@@ -71,12 +71,6 @@ class RunningComparison:
         self.locates: bool = not self.options.no_locate
         self.version: str = "" if others else self.options.ab or ""
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The default of each config key that identifies the candidate's baseline; empty for a script."""
-        launch = self.launcher.find(self.results[Side.CANDIDATE])
-        return identity(launch.defaults) if launch else {}
-
     @cached_property
     def old(self) -> Baseline | None:
         """The stored baseline; None if there is none.
@@ -86,19 +80,19 @@ class RunningComparison:
         """
         return read_baseline(self.options.baselines, self.comparison.platform, self.comparison.case)
 
-    @property
-    def known(self) -> Baseline | None:
-        """The stored baseline with the default of each config key that was added after it was recorded."""
-        return self.old and self.old.replace(config=self.defaults | self.old.config)
-
     @cached_property
     def stored(self) -> StoredComparison:
-        """The comparison of the candidate with the stored baseline."""
-        result = self.results[Side.CANDIDATE]
+        """The comparison of the candidate with the stored baseline.
+
+        The baseline has the default of each config key that was added after it was recorded.
+        """
+        result, old = self.results[Side.CANDIDATE], self.old
+        if old and (launch := self.launcher.find(result)):
+            old = old.replace(config=identity(launch.defaults) | old.config)
         return StoredComparison(
             self.comparison.case,
             identity(result.config),
-            self.known,
+            old,
             self.marked,
             self.options.max_launches,
             self.comparison.baseline,

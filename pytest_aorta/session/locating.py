@@ -24,6 +24,7 @@ from pytest_aorta.verdict.bitwise import (
     num_steps,
     read_all_operators,
 )
+from pytest_aorta.verdict.edits import edits
 from pytest_aorta.verdict.environment import changed_settings
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.restarts import lost
@@ -63,9 +64,16 @@ def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
             notes = (*compared.notes, Note(f"not located, because a launch failed: {error}"))
             running.comparison = compared.replace(notes=notes)
         else:
-            located = row.replace(detail=_on_weights(running, METRICS[row.metric].hashed, launched))
+            here = launched[Side.CANDIDATE]
+            there = launched.get(Side.REFERENCE) or max(
+                running.old.center_launches if running.old else (), key=_num_hashes
+            )
+            located = row.replace(detail=_on_weights(METRICS[row.metric].hashed, here, there))
             rows = (located if one == row else one for one in compared.rows)
-            running.comparison = compared.replace(rows=tuple(rows))
+            # The weights before the step that differs first are known now.
+            said = [] if any(note.kind is NoteKind.EDIT for note in compared.notes) else edits([here], [there])
+            notes = (*(Note(text, NoteKind.EDIT) for text in said), *compared.notes)
+            running.comparison = compared.replace(rows=tuple(rows), notes=notes)
 
 
 def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) -> Iterator[Verdict]:
@@ -74,11 +82,10 @@ def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) ->
         yield from (row for row in hashed if row.outcome is Outcome.REGRESSION)
 
 
-def _on_weights(running: RunningComparison, kind: str, launched: Mapping[Side, LaunchFacts]) -> str:
+def _on_weights(kind: str, here: LaunchFacts, there: LaunchFacts) -> str:
     """Return which ``kind`` of tensors differs first, by launches with the hashes of every step."""
-    there = launched.get(Side.REFERENCE) or max(running.old.center_launches if running.old else (), key=_num_hashes)
     same = f"launched once more with hashes of every step, no {kind} differ, so launches of the same code differ"
-    return first_other_weights(launched[Side.CANDIDATE].series, there.series, kind) or same
+    return first_other_weights(here.series, there.series, kind) or same
 
 
 def _num_hashes(facts: LaunchFacts) -> int:

@@ -301,7 +301,8 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     if Outcome.REGRESSION in outcomes and is_stored and good and is_bisectable:
         yield "find", shlex.join(["aorta", "bisect", *ends, "--", again.test, *again.options])
     remedy = next((how for reason, how in _REMEDIES.items() if reason in reasons), None)
-    if any(row.remedy for row in rows) or (is_stored and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}):
+    is_accepted = len(present) < len(rows) or outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}
+    if any(row.remedy for row in rows) or (is_stored and is_accepted):
         yield "accept", again.record()
     elif is_stored and remedy:
         label, text, command = remedy

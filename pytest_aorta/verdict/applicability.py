@@ -73,15 +73,13 @@ def choose_tolerances(
     timed = _SCHEDULED_ON_CPU if facts[0].device == "cpu" and facts[0].schedules else ()
     names = [*METRICS, *sorted(chosen.keys() - METRICS.keys())]
     names = [name for name in names if name in chosen and (name in asked or name not in timed)]
-    kept = {name: chosen[name] for name in names if metric_of(name).kind not in left_out}
-    if left_out and not kept:
+    names = [name for name in names if metric_of(name).kind not in left_out]
+    if left_out and not names:
         raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
-    if len(facts) == 1:
-        return kept
-    named = {*marked, *asked}
-    return {
-        name: one for name, one in kept.items() if name in named or _is_known(metric_of(name), facts[-1], is_variant)
-    }
+    if len(facts) > 1:
+        named = {*marked, *asked}
+        names = [name for name in names if name in named or _is_known(metric_of(name), facts[-1], is_variant)]
+    return {name: chosen[name] for name in names}
 
 
 def _has(metric: Metric, launch: LaunchFacts) -> bool:

@@ -115,9 +115,8 @@ class Costs:
         """Return what came and what went on the worst rank, and the ranks on which it did unless on all of them."""
         parts = worst.parts
         named, rest = list(parts)[:_MOST_NAMED], list(parts)[_MOST_NAMED:]
-        places = [self.place(worst, name) for name in named]
         texts = [
-            self._part(worst, name) + f" ({place})" * bool(place) for name, place in zip(named, places, strict=True)
+            self._part(worst, name) + (f" ({place})" if (place := self.place(worst, name)) else "") for name in named
         ]
         same = sorted({change.rank for change in changes if change.parts == parts})
         ranks = sorted({change.rank for change in changes})

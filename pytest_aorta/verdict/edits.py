@@ -3,7 +3,7 @@
 A sentence is evidence, never a guess: it names values of both sides that differ.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import some_of
@@ -70,18 +70,24 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     # Launches of the same code may have other random numbers, as without a seed.
     seeded = pairs if all(one == random[0] for one in random) else []
     kinds = (
-        [found for pair in pairs for found in (*_classes(*pair), *_names(*pair), *_settings(*pair))],
-        [found for pair in pairs for found in _samples(*pair)],
+        _of_series(pairs, _classes, _names, _settings),
+        _of_series(pairs, _samples),
         [*_costs(launches, others)],
         [
-            *(drawn := [found for pair in seeded for found in _random(*pair)]),
-            *(found for pair in pairs for found in _initial(*pair) if not drawn),
-            *(found for pair in pairs for found in (*_numbers(*pair), *_length(*pair))),
+            *(_of_series(seeded, _random) or _of_series(pairs, _initial)),
+            *_numbers(pairs),
+            *_of_series(pairs, _length),
         ],
     )
     found = next(filter(None, kinds), [])
     first = max(min((step for step, _ in found), default=0), _FIRST_STEPS)
     return list(dict.fromkeys(text for step, text in found if step <= first))
+
+
+def _of_series(
+    pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], *kinds: Callable[[SeriesFacts, SeriesFacts], _Found]
+) -> list[tuple[int, str]]:
+    return [found for pair in pairs for kind in kinds for found in kind(*pair)]
 
 
 def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -180,25 +186,42 @@ def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
         yield 0, f"the initial weights{of} differ on {who}; look at the initialization, and at what is loaded"
 
 
-def _numbers(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on the loss of the first step, or else on its norm, where weights are equal before it."""
-    first = [side.weights.get("0") for side in (here, there)]
-    if first[0] is None or first[0] != first[1]:
-        return
-    has_samples = bool(here.batches.get("1"))
+def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
+    """Yield a sentence on the first number that differs, where weights are equal before its step."""
+    found = []
+    for here, there in pairs:
+        curves = [*here.loss, *here.grad_norm, dict.fromkeys(here.weights, 0.0)]
+        for step in sorted({int(step) for curve in curves for step in curve} - {0}):
+            if text := _number(here, there, str(step)):
+                before = [side.weights.get(str(step - 1)) for side in (here, there)]
+                found.append((here.turn(step), step, text if before[0] and before[0] == before[1] else ""))
+                break
+    # A step of another optimizer that differs first explains the others.
+    yield from ((step, text) for turn, step, text in found if text and turn == min(found)[0])
+
+
+def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
+    """Return a sentence on the first of loss, norm and weights that differs in a step; empty if none does."""
+    has_samples = bool(here.batches.get(step))
     equal = f"with equal weights{' and samples' if has_samples else ''}; look at "
     for what, sides in (("loss", (here.loss, there.loss)), ("gradient norm", (here.grad_norm, there.grad_norm))):
-        pairs = [(one.get("1"), other.get("1")) for one, other in zip(*sides, strict=False)]
-        ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if one != other]
+        pairs = [(one.get(step), other.get(step)) for one, other in zip(*sides, strict=False)]
+        ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if None not in (one, other) and one != other]
         ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
         if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1":
-            yield 1, f"the {what} of step 1 is {ratio} times as large {equal}how it is scaled or averaged"
-        elif ranks and what == "loss":
+            return f"the {what} of step {step} is {ratio} times as large {equal}how it is scaled or averaged"
+        if ranks and what == "loss":
             who = "" if len(ranks) == len(pairs) else f" on rank {', '.join(ranks)}"
-            places = f"{'augmentation' if has_samples else 'the data'}, the forward pass and the loss function"
-            yield 1, f"the loss of step 1 differs{who} {equal}{places}"
-        if ranks:
-            return
+            drawn = "" if step == "1" else "what draws random numbers before it, "
+            places = f"{'augmentation' if has_samples else 'the data'}, {drawn}the forward pass and the loss function"
+            return f"the loss of step {step} differs{who} {equal}{places}"
+    if not (who := other_ranks(here.weights, there.weights, step)):
+        return ""
+    is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
+    equal = "weights, and gradients before they are reduced" if is_reduction else "weights"
+    backward = "" if is_reduction else "backward, "
+    places = f"{backward}how gradients are reduced and clipped, and the optimizer"
+    return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

@@ -159,20 +159,18 @@ class BaselineRecording:
         return NewBaseline(baseline, before, tuple(self._detection_lines(baseline)))
 
     def _merged(self, old: Baseline, new: Baseline) -> Baseline:
-        facts = new.center_launches
-        if self._replaces(old, new):
+        facts, recorded, is_fresh = new.center_launches, old.center_launches[-1], self._replaces(old, new)
+        revision = old.revision + is_fresh
+        forced = old.forced | {str(revision): reason for reason in new.forced.values()}
+        added = [StoredLaunch(launch, revision, center=is_fresh) for launch in facts]
+        if is_fresh:
             past = [stored.replace(center=False) for stored in old.launches]
-            present = [stored.replace(revision=old.revision + 1) for stored in new.launches]
-            forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
-            return _fitted(new.replace(launches=(*past, *present), forced=forced))
-        recorded = old.center_launches[-1]
+            return _fitted(new.replace(launches=(*past, *added), forced=forced))
         if different := other_setting(recorded, facts) or other_steps(facts, recorded):
             raise BaselineError(_refusal(new.case, [different], can_settle=False))
         if rows := self._differences(old, new):
             can_settle = len(facts) < _MANY and not any(map(_is_settled, rows))
             raise BaselineError(_refusal(new.case, rows, can_settle=can_settle))
-        added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
-        forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
         return _fitted(old.replace(launches=(*old.launches, *added), forced=forced))
 
     def _replaces(self, old: Baseline, new: Baseline) -> bool:

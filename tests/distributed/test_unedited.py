@@ -141,6 +141,11 @@ _FAULTS = {
         "100 * step + rank * (step != 6)",
         "before they are reduced, gradients of step 6 differ on rank 1",
     ),
+    "loss of a later step": (
+        "100 * step + rank",
+        "100 * step + rank * (step != 6)",
+        "E       the loss of step 6 differs on rank 1 with equal weights; look at the data",
+    ),
     "parameter": ("BatchNorm1d(8))", "BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False))", "module.2.weight is new"),
 }
 

@@ -5,17 +5,21 @@ import pytest
 CHECK = "workload.check(workload.run('toy'))"
 GOOD, WORSE, LOST = {"accuracy": 0.9}, {"accuracy": 0.009}, {}
 HIGHER, LOWER, EXACT = (f"@pytest.mark.tolerance(accuracy='{text}')" for text in ("-2%", "+2%", "exact"))
+NO_ACCURACY = [
+    "E *Missing: accuracy, *the launch has no accuracy*",
+    "E *accept  *--update-baselines --aorta-record=replace*",
+]
 
 
 @pytest.mark.parametrize(
     ("marker", "recorded", "now", "outcomes", "shows"),
     [
-        ("", GOOD, LOST, {"failed": 1}, "E *Missing: accuracy, *the launch has no accuracy*"),
+        ("", GOOD, LOST, {"failed": 1}, NO_ACCURACY),
         ("", GOOD, WORSE, {"passed": 1}, "*1 not compared (no tolerance)*"),
         ("", LOST, GOOD, {"passed": 1}, "*1 not compared (no tolerance)*"),
         (HIGHER, GOOD, GOOD, {"passed": 1}, "*3 metrics unchanged*"),
         (HIGHER, GOOD, WORSE, {"failed": 1}, "E *Regression: accuracy *(0.9 -> 0.009, limit -2%)*"),
-        (HIGHER, GOOD, LOST, {"failed": 1}, "E *Missing: accuracy, *the launch has no accuracy*"),
+        (HIGHER, GOOD, LOST, {"failed": 1}, NO_ACCURACY),
         (LOWER, GOOD, WORSE, {"passed": 1}, "*1 improved*"),
         (LOWER, WORSE, GOOD, {"failed": 1}, "E *Regression: accuracy *(0.009 -> 0.9, limit +2%)*"),
         (EXACT, GOOD, GOOD, {"passed": 1}, "*3 metrics unchanged*"),

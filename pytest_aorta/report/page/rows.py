@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_aorta.common.text import some_of
 from pytest_aorta.report.data import AB_REFERENCE, Case, Report, Test
 from pytest_aorta.report.provenance import provenance_values
 from pytest_aorta.report.timeline import schedule_drawing, step_drawing, waits_drawing
@@ -22,8 +23,6 @@ from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, Verdict
 
 # The labels of verdicts from worst to best; metrics that were not compared come last.
 SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.CHANGED, Outcome.PASS, Outcome.NOT_APPLICABLE)
-# Distinct values of one side that a table of provenance lists.
-MAX_VALUES = 3
 # Launches of a baseline in the history of a metric.
 _MOST_PAST = 40
 
@@ -100,17 +99,13 @@ def provenance(cases: Sequence[Case], *, has_baseline: bool = True) -> dict[str,
         if has_baseline and case.baseline:
             sides[case.baseline_name] = [*case.baseline.center_launches]
     return {
-        name: {label: _joined(label, values) for label, values in provenance_values(launches).items()}
+        name: {
+            label: " to ".join(values) if label == "measured" else some_of(values)
+            for label, values in provenance_values(launches).items()
+        }
         for name, launches in sides.items()
         if launches
     }
-
-
-def _joined(label: str, values: Sequence[str]) -> str:
-    if label == "measured":
-        return " to ".join(values)
-    rest = len(values) - MAX_VALUES
-    return "; ".join([*values[:MAX_VALUES], *([f"and {rest} more"] if rest > 0 else [])])
 
 
 # Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.

@@ -149,6 +149,31 @@ CASES = {
             "function"
         ],
     ),
+    "loss of a later step": (
+        facts({"loss": [1.0, 0.7]}, {"loss": [1.0, 0.6]}, weights={"0": "aa", "1": "bb"}),
+        facts(weights={"0": "aa", "1": "bb"}),
+        [
+            "the loss of step 2 differs with equal weights; look at the data, what draws random numbers before it, the "
+            "forward pass and the loss function"
+        ],
+    ),
+    "loss after weights that are not known": (facts(loss=[1.0, 0.7]), facts(), []),
+    "update": (
+        facts(weights={"0": "aa", "1": "bb", "2": "cc"}, loss=[1.0, 0.5, 0.3]),
+        facts(weights={"0": "aa", "1": "bb", "2": "dd"}, loss=[1.0, 0.5, 0.4]),
+        [
+            "the update of step 2 differs on all ranks with equal weights; look at backward, how gradients are reduced "
+            "and clipped, and the optimizer"
+        ],
+    ),
+    "update from equal gradients": (
+        facts({"weights": {"0": "aa", "1": "bb"}}, {"weights": {"0": "aa", "1": "cc"}}, gradients={"1": "dd"}),
+        facts(weights={"0": "aa", "1": "bb"}, gradients={"1": "dd"}),
+        [
+            "the update of step 1 differs on rank 1 with equal weights, and gradients before they are reduced; look at "
+            "how gradients are reduced and clipped, and the optimizer"
+        ],
+    ),
     "random numbers": (
         facts(settings={"random numbers": {"0": "aa"}}),
         facts(settings={"random numbers": {"0": "bb"}}),
