@@ -645,6 +645,14 @@ def test_error_that_a_script_handled_by_exiting_is_named(tmp_path, reason, rank)
     assert rank or found.headline.endswith("rank 0 failed first: exit code 1 after RuntimeError: planted in step 5")
 
 
+def test_long_message_is_left_to_its_file(tmp_path):
+    message = "\n".join(f"size mismatch for layers.{number}.weight" for number in range(40))
+    shown = diagnose(tmp_path, Left({1: raised(1, message, text="")})).text
+    assert "layers.12." in shown
+    assert "layers.13." not in shown
+    assert "... 27 more lines in ranks/1/error.json" in shown
+
+
 def test_long_traceback_keeps_the_frames_of_the_user_and_the_innermost_ones(tmp_path):
     frame = '  File "{}.py", line 1, in f\n    call()\n    ^^^^^^\n'
     library = "".join(frame.format(f"/v/lib/python3.11/site-packages/torch/m{number}") for number in range(40))
