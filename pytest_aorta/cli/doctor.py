@@ -18,7 +18,7 @@ from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.target import add_ranks, add_shared, given_options, launching, opened
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.common.processes import run_program
-from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
+from pytest_aorta.common.text import counted, emit, table
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import ByDevice, Device
@@ -92,9 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     problems += shm_problems(free_bytes, len(devices))
     if arguments.check and not problems:
         problems += _check(arguments)
-    width = output_width()
     for problem in problems:
-        emit(wrapped(f"PROBLEM  {problem.text}", width) + wrapped(f"         -> {problem.remedy}", width))
+        emit([f"PROBLEM  {problem.text}", f"         -> {problem.remedy}"])
     emit(_leases(devices))
     emit([f"{counted(len(problems), 'problem') if problems else 'no problem'}; {torch}{_devices(devices)}"])
     emit(facts)
@@ -130,7 +129,7 @@ def _check(arguments: argparse.Namespace) -> list[_Problem]:
             slowest = by_rank[0][name].index(max(by_rank[0][name]))
             times = (median(one.metrics[name] for one in side) if side else None for side in (launches, known))
             rows.append((what, str(slowest), *(format_value(time, "ms") for time in times)))
-    emit(table(rows, output_width()))
+    emit(table(rows))
     emit(keep_history([record], [], options))
     moved = "; ".join(speed_changes(known[-_EARLIER:], launches)) if known else ""
     return [_Problem(moved, "look for other work, clocks, heat and a power limit")] if moved else []
@@ -142,7 +141,7 @@ def _leases(devices: Sequence[Device]) -> list[str]:
     held = {holder.resource: f"held by {holder}" for holder in holders()}
     names = dict.fromkeys([*listed, *held])
     rows = [(name, *listed.get(name, ("-", "-")), held.get(name, "free")) for name in names]
-    return table([("name", "token", "model", "state"), *rows], output_width()) if rows else []
+    return table([("name", "token", "model", "state"), *rows]) if rows else []
 
 
 def _devices(devices: Sequence[Device]) -> str:

@@ -21,7 +21,7 @@ from pytest_aorta.cli import ExitCode, report_problems
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import to_json
-from pytest_aorta.common.text import counted, emit, output_width, table
+from pytest_aorta.common.text import counted, emit, table
 from pytest_aorta.report.export import FORMATS
 from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.provenance import version_text
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     noisy = [points for history in histories for name, points in history.points.items() if METRICS[name].has_noise]
     short = sum(len(points) < needed for points in noisy)
     left = f"; not searched: {counted(short, 'metric')} with fewer than the {needed} versions that a change needs"
-    emit(table([_COLUMNS, *rows], output_width()) if rows else [])
+    emit(table([_COLUMNS, *rows]) if rows else [])
     emit(causes)
     emit([f"{total}{counted(len(histories), 'case')}{left if short else ''}"])
     code = report_problems([f"left out: {problem}" for problem in problems])

@@ -23,7 +23,7 @@ from pytest_aorta.cli.target import (
     write_drawing,
 )
 from pytest_aorta.common.errors import ResultError, UsageError
-from pytest_aorta.common.text import aligned, counted, emit
+from pytest_aorta.common.text import counted, emit, table
 from pytest_aorta.plan.options import LauncherKind, Options, integer_from
 from pytest_aorta.plan.reference import check_reference
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
@@ -118,7 +118,7 @@ def _tables(results: Sequence[WorkloadResult]) -> list[str]:
     """Return the costs of each size and what explains them, then the schedules."""
     rows = [_COLUMNS, *map(cells, results)]
     grown = [line for pair in pairwise(results) for line in growth(*pair)]
-    return [*aligned(rows, [""] * len(rows)), *grown, *scheduled(_graphs(results))]
+    return [*table(rows), *grown, *scheduled(_graphs(results))]
 
 
 def _graphs(results: Sequence[WorkloadResult]) -> dict[int, StepGraph]:
@@ -189,7 +189,7 @@ def scheduled(graphs: Mapping[int, StepGraph]) -> list[str]:
         )
         for size, (_, schedule) in known.items()
     ]
-    lines = ["on the nominal machine:", *aligned([_SCHEDULED, *rows], [""] * (len(rows) + 1))]
+    lines = ["on the nominal machine:", *table([_SCHEDULED, *rows])]
     schedules = [schedule for _, schedule in known.values()]
     allowed = _exposed(schedules[0]) + _MORE_EXPOSED
     beyond = {size: graph for size, (graph, schedule) in known.items() if _exposed(schedule) > allowed}

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.pytest_run import run_pytest, unfinished
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import create_numbered_folder
-from pytest_aorta.common.text import brief, counted, emit, table, wrapped
+from pytest_aorta.common.text import brief, counted, emit, table
 from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.result.diagnosis import FailureKind
 from pytest_aorta.session.record import TestRecord
@@ -142,12 +141,12 @@ class _Finding(NamedTuple):
 
 
 def _table(findings: Sequence[_Finding]) -> Iterator[str]:
-    """Yield the lines of a table, each row with its reason below it, in the terminal's width or 80 columns."""
+    """Yield the lines of a table, each row with its reason below it."""
     heading, *lines = table([_HEADS, *(finding.cells for finding in findings)], indent="  ")
     yield heading
     for line, finding in zip(lines, findings, strict=True):
         yield line
-        yield from wrapped(f"      {brief(finding.reason, _MAX_REASON)}", shutil.get_terminal_size().columns)
+        yield f"      {brief(finding.reason, _MAX_REASON)}"
 
 
 @dataclass

@@ -1,14 +1,11 @@
-"""Plain text for a terminal: tables that fit the width, lines without control characters, and tracebacks."""
+"""Plain text for a terminal: tables, lines without control characters, and tracebacks."""
 
 import difflib
 import re
-import shutil
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-_UNLIMITED = 1 << 20
 _GAP = "  "
 # Length of the shortest word for which names that contain it are suggested, such as step_time_p50 for p50.
 _MIN_PART = 3
@@ -19,36 +16,15 @@ _NEARLY = 0.85
 _ESCAPES = {code: rf"\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
 
-def output_width() -> int:
-    """Return COLUMNS, or the terminal's number of columns; without either, as in a pipe, a number beyond any line."""
-    return shutil.get_terminal_size(fallback=(_UNLIMITED, 1)).columns
-
-
-def table(rows: Sequence[Sequence[str]], width: int = _UNLIMITED, *, indent: str = "") -> list[str]:
-    """Return the lines of a table with columns padded to equal width, one line per row unless the row is too wide.
-
-    Args:
-        rows: Cells of each row, the heading first.
-        width: Columns of the terminal.
-        indent: Text before every row.
-    """
+def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> list[str]:
+    """Return one line per row, the heading first, each after ``indent``, with columns padded to equal width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [line for row in rows for line in _row_lines(row, widths, width, indent)]
+    return [indent + _GAP.join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def aligned(rows: Sequence[Sequence[str]], reasons: Sequence[str]) -> list[str]:
-    """Return the lines of an unwrapped table; a reason follows its row after a colon."""
+    """Return the lines of a table; a reason follows its row after a colon."""
     return [f"{line}: {reason}" if reason else line for line, reason in zip(table(rows), reasons, strict=True)]
-
-
-def _row_lines(row: Sequence[str], widths: Sequence[int], width: int, indent: str) -> list[str]:
-    """Return one row as lines that each hold as many cells as fit."""
-    lines = [indent]
-    for cell, size in zip(row, widths, strict=True):
-        if len(lines[-1]) + size > width and lines[-1].strip():
-            lines.append(f"{indent}    ")
-        lines[-1] += cell.ljust(size) + _GAP
-    return [line.rstrip() for line in lines]
 
 
 def brief(text: str, size: int = 80) -> str:
@@ -86,22 +62,6 @@ def _similar(word: str, names: Sequence[str]) -> list[str]:
     containing = [name for name in names if len(word) >= _MIN_PART and word.lower() in name.lower()]
     nearly = difflib.get_close_matches(word, names, 1, _NEARLY)
     return nearly or containing[:_MAX_SUGGESTED] or difflib.get_close_matches(word, names, 1)
-
-
-def wrapped(line: str, width: int) -> list[str]:
-    """Return the line as one or more lines of at most ``width`` columns; continuation lines are indented."""
-    if len(line) <= width:
-        return [line]
-    indent = " " * (len(line) - len(line.lstrip()))
-    return textwrap.wrap(
-        line.strip(),
-        max(width, 20),
-        initial_indent=indent,
-        subsequent_indent=f"{indent}    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
 
 
 def emit(lines: Iterable[str]) -> None:

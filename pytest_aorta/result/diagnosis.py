@@ -32,6 +32,7 @@ _IN_DDP = ("_engine_run_backward", "_distributed_broadcast_coalesced")
 # Innermost functions of a rank that waits for its peers or for the device.
 _WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu", *_IN_DDP}
 _TRACEBACK_LINES = 24
+_MESSAGE_LINES = 12
 # Long enough for a message with several paths.
 _HEADLINE = 1000
 # Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even if its error is the earliest.
@@ -355,7 +356,10 @@ def _first_failure(launch: _Launch) -> LaunchFailure:
     rank = first.evidence
     others = [other for other in ranks if other is not rank]
     headline, *message = first.message.splitlines() or [""]
-    details = [line if line.startswith("  ") else f"    {line}" for line in (line[:300] for line in message)]
+    shown = (line[:300] for line in message[:_MESSAGE_LINES])
+    details = [line if line.startswith("  ") else f"    {line}" for line in shown]
+    if len(message) > _MESSAGE_LINES:
+        details.append(f"    ... {len(message) - _MESSAGE_LINES} more lines in {_file_of(rank, ERROR_FILE)}")
     details += _place(rank)
     stopped = [other for other in others if not other.error and other.frames]
     # If the rank itself shows no cause, the positions of its peers show the call that it was missing from.
@@ -459,8 +463,7 @@ def _not_started(launch: _Launch) -> LaunchFailure:
 
 def _ended_early(launch: _Launch) -> LaunchFailure:
     """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
-    # torchrun reports failing exit codes.
-    how = "exited with code 0 and left no result while others ran, by os._exit(0) for example"
+    how = "ended without a result or an error while others ran, as by os._exit(0)"
     if launch.plan.starts_ranks:
         how = (
             "ended without a result or an error, as by SIGKILL, by os._exit, or as a wrapper that starts the training "

@@ -44,11 +44,9 @@ def table(text):
 def test_every_fault_is_found_slips_or_is_not_covered(gpu, monkeypatch, capsys):
     monkeypatch.chdir(gpu.path)
     gpu.pytester.makeconftest(FAKE_LAUNCHER + TOY_PLANTS.format(slips=["gradient lost"]))
-    monkeypatch.setenv("COLUMNS", "80")
     assert main(["selftest", "test_toy.py"]) == 1
     printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 80
-    assert "or name weight_hash or final_loss in a tolerance marker" in " ".join(printed.split())
+    assert "or name weight_hash or final_loss in a tolerance marker" in printed
     assert table(printed) == {
         "slow rank": "yes",
         "communication in line": "not covered",  # the toy measures no overlap

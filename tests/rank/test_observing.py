@@ -21,6 +21,7 @@ from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.series import Series
+from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.worker import Recorder, finite, overlap, profiling
 from pytest_aorta.worker.finite import NotFinite
 from pytest_aorta.worker.recorder import Recording
@@ -613,3 +614,15 @@ def test_trace_for_which_there_is_no_room_says_what_to_do():
             profiling.Exported(profiler)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_places_name_a_module_that_was_wrapped_after_the_first_step():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with observing(warmup=2) as own:
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            model = torch.nn.Sequential(torch.nn.ReLU(), model) if len(model) == 1 else model
+        [place] = own.result().costs.places[Cost.OPERATORS]["aten::addmm"]
+    assert place.startswith("module 1.0 at ")

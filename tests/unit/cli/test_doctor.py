@@ -45,7 +45,6 @@ def write_torch(folder):
 def machine(nvml, monkeypatch, tmp_path):
     """A machine without a problem; tests break parts of it."""
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
-    monkeypatch.setenv("COLUMNS", "200")
     nvml.names = ()
     write_torch(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -31,7 +31,6 @@ HASH = "weight_hash"
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "400")  # a narrow terminal wraps tables
     return tmp_path
 
 

@@ -14,7 +14,6 @@ from pytest_aorta.result.facts import (
 )
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.sensors import PlatformFacts, Sample, summarize
-from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from tests.unit.builders import make_provenance, make_result, replace
 
 # Maxima over the ranks, step by step: 4, 2, 3, 5.
@@ -71,14 +70,6 @@ def test_facts_and_their_json_have_the_version_of_the_code(version):
     text = "" if commit is None else "c0ffee00c0ff and changes" if dirty else "c0ffee00c0ff"
     assert version_text(measured.commit, measured.dirty) == text
     assert to_builtins(facts)["provenance"]["dirty"] is dirty
-
-
-def test_late_steps_are_a_fact():
-    lead = HeadStart(40.0, 3, 1.0, succeeded=True, late_steps=2)
-    step = StepOverlap(10.0, 6.0, 2.0, 0.0, 2.0, 2.0)
-    found = make_result(TWO_RANKS, overlap=[[step] * 6] * 2, head_start=[lead] * 2).facts
-    text = "the host was late in 2 of 8 profiled steps in spite of every head start; the other 6 count"
-    assert found.description.late_steps == text
 
 
 def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: float = 0.02) -> list[float]:
