@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pytest_aorta.common.text import counted, is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.evidence import (
     FirstNotFinite,
@@ -32,6 +31,7 @@ _IN_DDP = ("_engine_run_backward", "_distributed_broadcast_coalesced")
 # Innermost functions of a rank that waits for its peers or for the device.
 _WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu", *_IN_DDP}
 _TRACEBACK_LINES = 24
+_MESSAGE_LINES = 12
 # Long enough for a message with several paths.
 _HEADLINE = 1000
 # Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even if its error is the earliest.
@@ -219,10 +219,7 @@ class _Launch:
             return f"a rank was done for {self.plan.limits.straggler_s:g} s and others were not"
         if self.is_at_limit:
             return f"time limit of {self.plan.timeout_s:g} s reached"
-        agent = {str(LauncherKind.FORKSERVER): "the fork server's agent"}.get(
-            self.outcome.launcher, self.outcome.launcher
-        )
-        agent = f"the command {self.plan.script}" if self.plan.starts_ranks else agent
+        agent = f"the command {self.plan.script}" if self.plan.starts_ranks else self.outcome.launcher
         status = self.outcome.agent_status
         return f"{agent} " + ("was still running" if status is None else f"ended with {_exit_text(status)}")
 
@@ -352,7 +349,10 @@ def _first_failure(launch: _Launch) -> LaunchFailure:
     rank = first.evidence
     others = [other for other in ranks if other is not rank]
     headline, *message = first.message.splitlines() or [""]
-    details = [line if line.startswith("  ") else f"    {line}" for line in (line[:300] for line in message)]
+    shown = (line[:300] for line in message[:_MESSAGE_LINES])
+    details = [line if line.startswith("  ") else f"    {line}" for line in shown]
+    if len(message) > _MESSAGE_LINES:
+        details.append(f"    ... {len(message) - _MESSAGE_LINES} more lines in {_file_of(rank, ERROR_FILE)}")
     details += _place(rank)
     stopped = [other for other in others if not other.error and other.frames]
     # If the rank itself shows no cause, the positions of its peers show the call that it was missing from.
@@ -456,8 +456,7 @@ def _not_started(launch: _Launch) -> LaunchFailure:
 
 def _ended_early(launch: _Launch) -> LaunchFailure:
     """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
-    # torchrun reports failing exit codes.
-    how = "exited with code 0 and left no result while others ran, by os._exit(0) for example"
+    how = "ended without a result or an error while others ran, as by os._exit(0)"
     if launch.plan.starts_ranks:
         how = (
             "ended without a result or an error, as by SIGKILL, by os._exit, or as a wrapper that starts the training "

@@ -226,11 +226,6 @@ class StoredComparison(_Comparison):
         block = block or next_block(metric, self._center)
         return StoredRule(stored, block, tolerance or 0.0, self.max_launches, metric.worse, metric.scale)
 
-    def undecidable(self, metric: Metric, tolerance: Tolerance) -> str | None:
-        """Return why unchanged code may fail to pass, with the remedy; None if it mostly passes or has no estimate."""
-        rule = self.rule(metric, tolerance.value)
-        return None if rule is None else unresolved(rule, tolerance)
-
     def _judge(self, row: Row) -> Verdict:
         metric, launches, center = row.metric, row.launches, row.others
         if found := row.under_profiler(launches):
@@ -266,9 +261,9 @@ class StoredComparison(_Comparison):
         return rule.decide(values), center
 
     def _undecided(self, row: Row, num_launches: int) -> str:
-        remedy = self.undecidable(row.metric, row.tolerance)
+        rule = self.rule(row.metric, row.tolerance.value)
         early = "further launches could not decide" if num_launches < allowed_looks(self.max_launches)[-1] else ""
-        return "; ".join(filter(None, [early, remedy]))
+        return "; ".join(filter(None, [early, unresolved(rule, row.tolerance) if rule else ""]))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A sentence is evidence, never a guess: it names values of both sides that differ.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import some_of
@@ -70,19 +70,24 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     # Launches of the same code may have other random numbers, as without a seed.
     seeded = pairs if all(one == random[0] for one in random) else []
     kinds = (
-        [found for pair in pairs for found in (*_classes(*pair), *_names(*pair), *_settings(*pair))],
-        [found for pair in pairs for found in _samples(*pair)],
+        _of_series(pairs, _classes, _names, _settings),
+        _of_series(pairs, _samples),
         [*_costs(launches, others)],
         [
-            *(drawn := [found for pair in seeded for found in _random(*pair)]),
-            *(found for pair in pairs for found in _initial(*pair) if not drawn),
+            *(_of_series(seeded, _random) or _of_series(pairs, _initial)),
             *_numbers(pairs),
-            *(found for pair in pairs for found in _length(*pair)),
+            *_of_series(pairs, _length),
         ],
     )
     found = next(filter(None, kinds), [])
     first = max(min((step for step, _ in found), default=0), _FIRST_STEPS)
     return list(dict.fromkeys(text for step, text in found if step <= first))
+
+
+def _of_series(
+    pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], *kinds: Callable[[SeriesFacts, SeriesFacts], _Found]
+) -> list[tuple[int, str]]:
+    return [found for pair in pairs for kind in kinds for found in kind(*pair)]
 
 
 def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:

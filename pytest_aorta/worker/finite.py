@@ -4,7 +4,7 @@ import gc
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,8 +25,9 @@ _CHECKED_AS_BFLOAT16 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m
 # Of a script that makes optimizers in each step, those whose modules are searched for and whose costs are counted;
 # either can take 100 ms.
 MOST_SEARCHED = 16
-# The modules that the script has frozen.
+# The modules that the script has frozen, and the roots that were found last.
 _frozen: list[weakref.ref[torch.nn.Module]] = []
+_roots: list[weakref.ref[torch.nn.Module]] = []
 
 _Result = TypeVar("_Result")
 
@@ -125,7 +126,15 @@ def roots() -> list[torch.nn.Module]:
     """Return the modules of this process that are in no other module."""
     every = modules()
     children = {id(child) for module in every for child in module.children()}
-    return [module for module in every if id(module) not in children]
+    found = [module for module in every if id(module) not in children]
+    _roots[:] = map(weakref.ref, found)
+    return found
+
+
+def roots_of(inner: Collection[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the roots that were found last; if one of these modules is not in them, those of now."""
+    known = [root for root in (one() for one in _roots) if root is not None]
+    return known if {*inner} <= {module for root in known for module in root.modules()} else roots()
 
 
 def modules() -> list[torch.nn.Module]:

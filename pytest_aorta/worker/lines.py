@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ from torch import nn
 from pytest_aorta.common.clock import time
 from pytest_aorta.common.text import brief, is_harness, is_library
 from pytest_aorta.result.trace.kineto_places import Moment
-from pytest_aorta.worker.finite import roots
+from pytest_aorta.worker.finite import roots_of
 from pytest_aorta.worker.torch_private import CALL_MODULE, keep_from_compiler
 from pytest_aorta.worker.weight_hash import logical_name
 
@@ -66,7 +67,7 @@ class Lines:
         for frame in self._frames:
             frame.f_trace = None
         if len(self._noted) < _MOST:
-            names = _names()
+            names = _names({state.module for _, state in self._noted if state.module is not None})
             self.moments = [
                 Moment(began_ns, names.get(id(module), ""), _source(file, line) if file else "")
                 for began_ns, (module, file, line) in self._noted
@@ -115,7 +116,7 @@ def shown(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "/".join(path.parts[-3:])
 
 
-def _names() -> dict[int, str]:
-    """Return the path of each module in the largest module that has it, by its id."""
-    named = (pair for root in roots() for pair in root.named_modules())
+def _names(modules: Collection[nn.Module]) -> dict[int, str]:
+    """Return the path of each of the modules, and of others, in the largest module that has it, by its id."""
+    named = (pair for root in roots_of(modules) for pair in root.named_modules())
     return {id(module): logical_name(f"{name}.").rstrip(".") for name, module in named}

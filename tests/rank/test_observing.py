@@ -20,6 +20,7 @@ from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.series import Series
+from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.worker import Recorder, finite, overlap, profiling
 from pytest_aorta.worker.finite import NotFinite
 from pytest_aorta.worker.recorder import Recording
@@ -600,3 +601,15 @@ def test_what_the_recorder_computes_is_no_cost_of_a_step(recording):
     recording.steps.start()
     assert counts(recording) == plain
     assert "aten::item" not in plain
+
+
+def test_places_name_a_module_that_was_wrapped_after_the_first_step():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with observing(warmup=2) as own:
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            model = torch.nn.Sequential(torch.nn.ReLU(), model) if len(model) == 1 else model
+        [place] = own.result().costs.places[Cost.OPERATORS]["aten::addmm"]
+    assert place.startswith("module 1.0 at ")

@@ -23,9 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# A copy of result.folder.AGENT_FILE: this program runs without the package. A test compares the two.
-AGENT_FILE = "agent.json"
-# A copy of result.folder.STOPPING_FILE.
+# A copy of result.folder.STOPPING_FILE: this program runs without the package. A test compares the two.
 STOPPING_FILE = "stopping"
 # The states of a process that has ended and that its parent has not waited for.
 ENDED = ("Z", "X")
@@ -62,8 +60,6 @@ class Guard:
         self.first_error_s: float | None = None
         self.first_result_s: float | None = None
         self.first_gone_s: float | None = None
-        # The exit codes of orphans, and of processes whose parent has ended without waiting for them.
-        self.adopted: dict[int, int] = {}
         self.looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
@@ -75,8 +71,6 @@ class Guard:
         leftover = sorted(_living() - {self.keeper_pid})
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
-        if reason == "rank_gone" or (reason == "exit" and not self.agent_status):
-            self.leave_exit_codes()
         survivors = self.stop()
         return {
             "reason": reason,
@@ -130,17 +124,6 @@ class Guard:
             return "rank_gone"
         return None
 
-    def leave_exit_codes(self) -> None:
-        """Write the exit codes of ranks that the agent has not waited for, since the agent may be stopped."""
-        codes = {one: exit_code(one, self.adopted) for one in self.started()}
-        # A command that has all results may kill its ranks.
-        failed = {one: code for one, code in codes.items() if code and (code > 0 or _is_gone(one, ENDED[-1]))}
-        failures = [{"rank": int(one.name), "exit_code": code} for one, code in failed.items()]
-        path = self.ranks.parent / AGENT_FILE
-        if failures and not path.exists():
-            with suppress(OSError):
-                path.write_text(json.dumps({"failures": failures}), encoding="utf-8")
-
     def is_stopping(self) -> bool:
         """Return whether torchrun has noticed a failed rank and is stopping the others, which takes up to 30 s."""
         with suppress(OSError):
@@ -155,12 +138,14 @@ class Guard:
 
     def reap(self) -> None:
         """Reap dead children, including adopted processes, and keep the agent's exit code."""
+        keeper_status = None
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                self.adopted[found[0]] = os.waitstatus_to_exitcode(found[1])
+                if found[0] == self.keeper_pid:
+                    keeper_status = os.waitstatus_to_exitcode(found[1])
         if self.agent_status is None:
             # A keeper that is killed tells nothing. Read last: a keeper tells before it ends.
-            self.agent_status = self.adopted.get(self.keeper_pid)
+            self.agent_status = keeper_status
             with suppress(BlockingIOError, ValueError):
                 self.agent_status = int(os.read(self.ended_fd, 16))
 
@@ -353,18 +338,6 @@ def _is_gone(folder: Path, state: str | None) -> bool:
     """Return whether a folder's rank, which is in ``state``, has ended without a result and without an error."""
     # Look for these files last: a rank writes them before it ends.
     return state in ENDED and not (folder / "result.json").exists() and not (folder / "error.json").exists()
-
-
-def exit_code(folder: Path, adopted: dict[int, int]) -> int | None:
-    """Return the exit code of a folder's rank, negative for a signal; None if its parent has waited for it."""
-    with suppress(OSError, ValueError, IndexError):
-        pid = int(_tail(folder / "pid"))
-        if pid in adopted:
-            return adopted[pid]
-        fields = _fields_of(pid)
-        # Field 52 of proc_pid_stat(5), in the form of waitpid(2).
-        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in ENDED else None
-    return None
 
 
 def _fields_of(pid: int) -> list[str]:

@@ -182,13 +182,13 @@ def waits_of_host(calls: Sequence[Event]) -> list[Event]:
 
 
 def operators_of(events: Iterable[Event]) -> list[Event]:
-    """Return the operators by thread, each before those that it calls."""
-    return by_thread(event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"])
+    """Return the operators, in the order of the events."""
+    return [event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"]]
 
 
 def by_thread(events: Iterable[Event]) -> list[Event]:
     """Return events by thread, each before those that ran while it did."""
-    return sorted(events, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
+    return sorted(events, key=lambda event: (str(event["tid"]), event["begin"], -event["end"]))
 
 
 def works_of_gloo(events: Iterable[Event]) -> list[Event]:
@@ -569,7 +569,7 @@ def overlap_of_cpu(trace: Trace) -> Profile:
     # Autograd's wrappers include hooks that wait, so they are left out and their operators count.
     operators = [
         event
-        for event in operators_of(events)
+        for event in by_thread(operators_of(events))
         if event["tid"] == marks[0]["tid"] and not event["name"].startswith("autograd::")
     ]
     works = _gloo_works(events, operators)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from pytest_aorta.result.trace.kineto import (
     Trace,
     begin_of,
     by_correlation,
+    by_thread,
     collective_of,
     element_bytes,
     end_of,
@@ -32,15 +33,13 @@ from pytest_aorta.result.trace.kineto import (
     works_of_gloo,
 )
 from pytest_aorta.result.trace.kineto_graph import Request, graph_of_step
-from pytest_aorta.result.trace.kineto_places import Moment, Place, Places, merged
+from pytest_aorta.result.trace.kineto_places import Moment, Places, merged
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost, Costs, joined_collectives
 
 # The operator through which each collective of a process group passes, whichever backend serves it.
 _COLLECTIVES = "c10d::"
 # A functional collective, which requests one of a process group.
 _FUNCTIONAL = "_c10d_functional::"
-# Key of a request by a functional collective: the arguments of that collective.
-_FUNCTION = "function"
 # Collectives with a list of tensors for each tensor; an event has the shapes of no such lists.
 _OF_LISTS = ("c10d::allgather_", "c10d::reduce_scatter_")
 # A step of the iterator of a DataLoader that has worker processes.
@@ -108,6 +107,8 @@ def costs_of_step(
         ValueError: The trace has fewer than two boundaries.
     """
     events, marks = events_and_boundaries(trace)
+    # Sorted once, since a step has tens of thousands of events.
+    events = by_thread(events)
     edges = end_of(marks[0]), begin_of(marks[1])
     inside = [event for event in events if is_within(event, edges) and not is_on_device(event)]
     operators = _operators(inside)
@@ -148,10 +149,14 @@ def _calls_of_device(events: Iterable[Event], inside: Sequence[Event]) -> dict[C
 
 
 def _places(places: Places, calls: Mapping[Cost, Iterable[_Call]]) -> dict[Cost, dict[str, dict[str, int]]]:
-    found: dict[Cost, dict[str, Counter[Place]]] = {}
-    for cost, name, event in ((cost, *call) for cost, each in calls.items() for call in each):
-        found.setdefault(cost, {}).setdefault(name, Counter())[places.of(event)] += 1
-    return {cost: {name: merged(counts) for name, counts in parts.items()} for cost, parts in found.items()}
+    found: dict[Cost, dict[str, dict[str, int]]] = {}
+    for cost, each in calls.items():
+        by_name: dict[str, list[Event]] = defaultdict(list)
+        for name, event in each:
+            by_name[name].append(event)
+        if by_name:
+            found[cost] = {name: merged(Counter(map(places.of, events))) for name, events in by_name.items()}
+    return found
 
 
 def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
@@ -159,7 +164,7 @@ def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _operators(events: Sequence[Event]) -> list[Event]:
-    """Return the operators by thread, each before those that it calls, without those on threads of gloo."""
+    """Return the operators of events by thread, without those on threads of gloo."""
     operators = operators_of(events)
     requesting = {event["tid"] for event in operators if event["name"].startswith(_COLLECTIVES)}
     # What a thread of gloo copies depends on how far it got; the request is counted on the thread that made it.
@@ -173,7 +178,7 @@ def _operators(events: Sequence[Event]) -> list[Event]:
         for event in operators
         if event["tid"] not in left_out
         and not event["name"].startswith(nodes)
-        and not any(one["tid"] == event["tid"] and holds(one, event) for one in loading)
+        and not (loading and any(one["tid"] == event["tid"] and holds(one, event) for one in loading))
     ]
 
 
@@ -205,23 +210,23 @@ def _collectives(
     """Return the collectives that the step requests, in order."""
     requests = _requests(operators)
     # A flight recorder of gloo has no entry for a message from one rank to another.
-    collective = [event for event in requests if collective_of(event["name"]) is not Collective.SEND_RECV]
+    collective = [one for one in requests if collective_of(one[0]["name"]) is not Collective.SEND_RECV]
     if len(recorded) != len(collective):
         # A simulated rank notes no functional collective of tensors with data.
-        collective = [event for event in collective if _FUNCTION not in event]
-    known = {id(event): call for event, call in zip(collective, recorded, strict=False)}
+        collective = [one for one in collective if one[1] is None]
+    known = {id(event): call for (event, _), call in zip(collective, recorded, strict=False)}
     known = known if len(recorded) == len(collective) else {}
     records = [event for event in events if event["name"] == "record_param_comms"]
     messages = [one for one in works_of_gloo(events) if one["name"] in ("gloo:send", "gloo:recv")]
     # Names of groups differ between worlds.
     groups: dict[str, str] = {}
     found = []
-    for event in requests:
+    for event, function in requests:
         kind, is_functional = collective_of(event["name"]), event["name"].startswith(_FUNCTIONAL)
         served: Args = next((one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {})
         # Of gloo's messages, the operator has a list of tensors, and the annotation that begins within it their type.
         typed = (one["args"] for one in messages if event["tid"] == one["tid"] and is_within(one, span_of(event)))
-        sent: Args = event.get(_FUNCTION) or next(typed, {})
+        sent: Args = function or next(typed, {})
         call = _call_of(event["args"], served, known.get(id(event), RecordedCall(dtype=_tensors(sent)[1])))
         is_gather = is_functional and kind is Collective.ALL_GATHER and not event["name"].endswith("_out")
         num_bytes = call.num_bytes
@@ -230,26 +235,28 @@ def _collectives(
             num_bytes = None if num_bytes is None or call.group_size is None else num_bytes * call.group_size
         group = groups.setdefault(call.group, f"group {len(groups)}")
         cost = CollectiveCost(kind, 1, call.group_size, call.dtype, num_bytes)
-        found.append(Request(cost, group, event, is_functional or _FUNCTION in event))
+        found.append(Request(cost, group, event, is_functional or function is not None))
     return found
 
 
-def _requests(operators: Iterable[Event]) -> list[Event]:
+def _requests(operators: Iterable[Event]) -> list[tuple[Event, Args | None]]:
     """Return the outermost operators of process groups, and functional collectives that reach no process group.
+
+    With an operator come the arguments of the functional collective that has called it; None without one.
 
     A mode of dispatch passes an operator on to the same operator, which is one request. Of tensors without data, a
     functional collective computes shapes alone.
     """
     named = (event for event in operators if event["name"].startswith((_COLLECTIVES, _FUNCTIONAL)))
-    found: list[Event] = []
+    found: list[tuple[Event, Args | None]] = []
     for event in sorted(named, key=lambda event: (begin_of(event), -end_of(event))):
         if event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.OTHER:
             continue  # such as the wait for a collective's end
-        is_inner = bool(found) and found[-1]["tid"] == event["tid"] and holds(found[-1], event)
-        if not is_inner:
-            found.append(event)
-        elif found[-1]["name"].startswith(_FUNCTIONAL) and event["name"].startswith(_COLLECTIVES):
-            found[-1] = {**event, _FUNCTION: found[-1]["args"]}
+        last = found[-1][0] if found else None
+        if last is None or last["tid"] != event["tid"] or not holds(last, event):
+            found.append((event, None))
+        elif last["name"].startswith(_FUNCTIONAL) and event["name"].startswith(_COLLECTIVES):
+            found[-1] = event, last["args"]
     return found
 
 

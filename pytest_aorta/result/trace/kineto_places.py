@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pytest_aorta.result.trace.kineto import Event, begin_of, by_thread, end_of, holds, is_annotation
+from pytest_aorta.result.trace.kineto import Event, begin_of, holds, is_annotation
 
 _BACKWARD = "autograd::engine::evaluate_function: "
 # FSDP2 names the module whose parameters it gathers or whose gradients it reduces.
@@ -42,20 +42,20 @@ class Place(NamedTuple):
 
 
 class Places:
-    """The places of a trace's events, given the moments that one of its threads has noted, in order."""
+    """The places of a trace's events, which are by thread, given the moments that one thread has noted, in order."""
 
     def __init__(self, events: Iterable[Event], thread: object, moments: Sequence[Moment], base_ns: int) -> None:
         self._moments = moments
         self._began = [moment.began_ns - base_ns for moment in moments]
-        # Thread, span and name of an event -> the number of autograd's node and the module of FSDP2 that ran around it.
-        self._around: dict[tuple[object, ...], tuple[int | None, str]] = {}
+        # Id of an event -> the number of autograd's node and the module of FSDP2 that ran around it.
+        self._around: dict[int, tuple[int | None, str]] = {}
         # Of operators with one number, the last one to begin has made the node.
         self._forward: dict[int, Event] = {}
         running: list[tuple[Event, int | None, str]] = []
-        for event in by_thread(events):
+        for event in events:
             while running and not (running[-1][0]["tid"] == event["tid"] and holds(running[-1][0], event)):
                 running.pop()
-            node, module = self._around[_key(event)] = running[-1][1:] if running else (None, "")
+            node, module = self._around[id(event)] = running[-1][1:] if running else (None, "")
             number = event["args"].get("Sequence number")
             if event["name"].startswith(_BACKWARD):
                 running.append((event, -1 if number is None else number, module))
@@ -66,7 +66,7 @@ class Places:
 
     def of(self, event: Event) -> Place:
         """Return the place of an event of the host."""
-        (node, module), now = self._around[_key(event)], self._now(event)
+        (node, module), now = self._around[id(event)], self._now(event)
         if node is None or (not module and now.module):
             # A module that runs within backward computes what activation checkpointing has dropped.
             return Place("" if node is None else "recomputation in ", module or now.module, now.source)
@@ -79,11 +79,6 @@ class Places:
         """Return what the noted thread ran when an event began."""
         number = bisect_right(self._began, begin_of(event))
         return self._moments[number - 1] if number else Moment(0, "", "")
-
-
-def _key(event: Event) -> tuple[object, ...]:
-    # A request of a collective may be a copy that has more arguments.
-    return event["tid"], begin_of(event), end_of(event), event["name"]
 
 
 def alike_layers(module: str) -> str:

@@ -542,7 +542,7 @@ def test_hang_names_the_rank_that_others_wait_for_and_where_ranks_are(tmp_path, 
 @pytest.mark.parametrize("reason", [EndReason.RANK_ERROR, EndReason.TIME_LIMIT])
 def test_rank_that_the_guard_stopped_is_not_said_to_have_exited(tmp_path, reason):
     left = Left({0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | {"pid": "8"}}, ended(reason, None))
-    assert "rank 1 exited with code 0" in diagnose(tmp_path, left).text
+    assert "rank 1 ended without a result" in diagnose(tmp_path, left).text
     text = diagnose(tmp_path, replace(left, outcome=replace(left.outcome, stopped=(5, 8)))).text
     check_parts(text, (f"{COLLECTIVE}: rank 0 gave up waiting for rank 1", "  rank 1, step 4: no stack"))
 
@@ -577,13 +577,11 @@ def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
         ({0: {"pid": "7"}}, "rendezvous: {} ended with exit code 1 before any rank failed; ranks 0, 1 left no result"),
     ],
 )
-@pytest.mark.parametrize(
-    ("launcher", "program"), [(LauncherKind.TORCHRUN, "torchrun"), (LauncherKind.FORKSERVER, "the fork server's agent")]
-)
-def test_agent_that_failed_before_any_rank_is_named_with_its_log(tmp_path, ranks, headline, launcher, program):
+@pytest.mark.parametrize("launcher", [LauncherKind.TORCHRUN, LauncherKind.FORKSERVER])
+def test_agent_that_failed_before_any_rank_is_named_with_its_log(tmp_path, ranks, headline, launcher):
     (tmp_path / "agent.log").write_text("rendezvous failed\n")
     text = diagnose(tmp_path, Left(ranks, replace(ended(status=1), launcher=launcher))).text
-    check_parts(text, (headline.format(program), "  | rendezvous failed"))
+    check_parts(text, (headline.format(launcher), "  | rendezvous failed"))
 
 
 def test_full_disk_of_the_run_folder_is_named(tmp_path, monkeypatch):
@@ -643,6 +641,14 @@ def test_error_that_a_script_handled_by_exiting_is_named(tmp_path, reason, rank)
     found = diagnose(tmp_path, Left({0: {"error.json": json.dumps(document)}, 1: raised(2)}))
     assert found.rank == rank
     assert rank or found.headline.endswith("rank 0 failed first: exit code 1 after RuntimeError: planted in step 5")
+
+
+def test_long_message_is_left_to_its_file(tmp_path):
+    message = "\n".join(f"size mismatch for layers.{number}.weight" for number in range(40))
+    shown = diagnose(tmp_path, Left({1: raised(1, message, text="")})).text
+    assert "layers.12." in shown
+    assert "layers.13." not in shown
+    assert "... 27 more lines in ranks/1/error.json" in shown
 
 
 def test_long_traceback_keeps_the_frames_of_the_user_and_the_innermost_ones(tmp_path):

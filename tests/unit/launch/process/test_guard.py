@@ -171,33 +171,6 @@ def test_launch_ends_by_what_its_ranks_leave(guard, impatient, program, changes,
     assert 0.3 <= verdict["wall_s"] < HANG_S / 2
 
 
-def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left(guard, impatient):
-    killed = "pid = fork()\nif pid == 0: time.sleep(60)\nrank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGKILL)"
-    watched = guard(f"{killed}\nos.kill(os.getpid(), signal.SIGSTOP)", time_limit_s=50.0, file=impatient)
-    assert watched.end()["reason"] == EndReason.RANK_GONE
-    assert json.loads((watched.run_dir / "agent.json").read_text()) == {"failures": [{"rank": 1, "exit_code": -9}]}
-
-
-@pytest.mark.parametrize(
-    ("end", "left", "failures"),
-    [
-        ("os._exit(3)", None, [{"rank": 1, "exit_code": 3}]),
-        ("os._exit(3)", "result.json", [{"rank": 1, "exit_code": 3}]),
-        ("os.kill(os.getpid(), signal.SIGTERM)", "result.json", None),
-        ("os._exit(0)", None, None),
-    ],
-)
-def test_exit_code_of_a_rank_that_a_command_never_waits_for_is_left(guard, end, left, failures):
-    rank = f"rank_file(1, 'pid', str(os.getpid()))\n    {f'rank_file(1, {left!r})' if left else 'pass'}\n    {end}"
-    # The state of a process that has ended and that nobody has waited for.
-    waits = "while Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z': time.sleep(0.01)"
-    # On a busy machine the guard may look at the rank late.
-    watched = guard(f"pid = fork()\nif pid == 0:\n    {rank}\n{waits}\ntime.sleep(1)")
-    assert watched.end()["reason"] == EndReason.EXIT
-    report = watched.run_dir / "agent.json"
-    assert (json.loads(report.read_text())["failures"] if report.exists() else None) == failures
-
-
 def test_fifos_of_a_rank_do_not_block_the_guard(guard_until_the_limit):
     program = "for name in ('pid', 'error.json'): os.mkfifo(RUN_DIR / 'ranks' / '1' / name)"
     verdict = guard_until_the_limit(program).end()
