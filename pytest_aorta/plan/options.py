@@ -421,8 +421,6 @@ def _nearest(folder: Path) -> Path:
 
 
 def _refuse_contradictions(options: Options) -> None:
-    if options.without_gpus == WithoutGpus.FAIL and options.gpus == 0:
-        raise SpecError("--aorta-without-gpus=fail and --aorta-gpus=0 contradict each other; drop one of them")
     if options.update_baselines and options.profiler:
         raise SpecError(
             f"--update-baselines and --aorta-profiler={options.profiler} contradict each other: "

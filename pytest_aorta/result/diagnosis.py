@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pytest_aorta.common.text import counted, is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.evidence import (
     FirstNotFinite,
@@ -223,10 +222,7 @@ class _Launch:
             return f"a rank was done for {self.plan.limits.straggler_s:g} s and others were not"
         if self.is_at_limit:
             return f"time limit of {self.plan.timeout_s:g} s reached"
-        agent = {str(LauncherKind.FORKSERVER): "the fork server's agent"}.get(
-            self.outcome.launcher, self.outcome.launcher
-        )
-        agent = f"the command {self.plan.script}" if self.plan.starts_ranks else agent
+        agent = f"the command {self.plan.script}" if self.plan.starts_ranks else self.outcome.launcher
         status = self.outcome.agent_status
         return f"{agent} " + ("was still running" if status is None else f"ended with {_exit_text(status)}")
 

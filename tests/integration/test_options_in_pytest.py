@@ -15,7 +15,6 @@ from pytest_aorta.plan.options import OPTIONS
         (["-o", "aorta_timeout=abc"], "ini key aorta_timeout: could not convert string to float: 'abc', allowed is a"),
         (["-o", "aorta_workloads=absent"], "aorta_workloads, --workloads: there is no folder {}/absent"),
         (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
-        (["--aorta-without-gpus=fail", "--aorta-gpus=0"], "fail and --aorta-gpus=0 contradict each other"),
         (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),
         (["--aorta-baselines=file"], "--aorta-baselines=file: {}/file is a file, allowed is a folder"),
         (["--aorta-markdown=file/a.md"], "--aorta-markdown=file/a.md: {}/file is a file, allowed is a folder"),

@@ -80,10 +80,6 @@ const aortaCharts = (data) => {
     });
   }
 
-  function floats(text) {
-    const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
-    return new Float32Array(bytes.buffer);
-  }
   const brief = (value) => value == null ? "-" : `${Number(value.toPrecision(4))}`;
   // As many digits as tell the ticks of an axis apart, and room for the longest of them.
   function labels(plot, places) {
@@ -160,7 +156,7 @@ const aortaCharts = (data) => {
 
   function steps(plots, canvas, figure) {
     const launch = plots.launches[figure.dataset.launch ?? 0];
-    const ranks = launch.ranks.map(floats);
+    const ranks = launch.ranks.map((rank) => Float32Array.from(rank));
     const count = ranks[0].length;
     const xs = Float64Array.from({ length: count }, (_, place) => place * launch.block + 1);
     const slowest = Float32Array.from(xs, (_, place) => Math.max(...ranks.map((rank) => rank[place])));

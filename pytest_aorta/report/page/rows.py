@@ -1,6 +1,5 @@
 """Contents of the page for each test: rows of verdicts, their intervals, and the values that its script draws."""
 
-import base64
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -8,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pytest_aorta.common.text import some_of
 from pytest_aorta.report.data import AB_REFERENCE, Case, Report, Test
@@ -149,7 +147,7 @@ def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
     return _IntervalMarks(low_at, middle, high_at, left, right, times_allowed)
 
 
-# Step times of a launch: 16 characters encode three of them, and the page of a large session has to open.
+# Step times of a launch, so that the page of a large session opens.
 _MOST_NUMBERS = 8_000
 # Steps of a curve.
 _MOST_STEPS = 4_000
@@ -173,11 +171,6 @@ def case_plots(case: Case) -> dict[str, Any]:
     }
 
 
-def _encoded(values: npt.ArrayLike) -> str:
-    """Return the values as little-endian float32 numbers in base64."""
-    return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
-
-
 def _series(side: str, number: int, result: WorkloadResult) -> dict[str, Any]:
     times_ms = np.asarray(result.rank_step_times_ms)
     block = -(-times_ms.size // _MOST_NUMBERS)
@@ -187,7 +180,7 @@ def _series(side: str, number: int, result: WorkloadResult) -> dict[str, Any]:
         "side": side,
         "number": number,
         "block": block,
-        "ranks": [_encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
+        "ranks": np.maximum.reduceat(times_ms, starts, axis=1).round(3).tolist(),
     }
 
 

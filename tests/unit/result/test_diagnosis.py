@@ -582,13 +582,11 @@ def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
         ({0: {"pid": "7"}}, "rendezvous: {} ended with exit code 1 before any rank failed; ranks 0, 1 left no result"),
     ],
 )
-@pytest.mark.parametrize(
-    ("launcher", "program"), [(LauncherKind.TORCHRUN, "torchrun"), (LauncherKind.FORKSERVER, "the fork server's agent")]
-)
-def test_agent_that_failed_before_any_rank_is_named_with_its_log(tmp_path, ranks, headline, launcher, program):
+@pytest.mark.parametrize("launcher", [LauncherKind.TORCHRUN, LauncherKind.FORKSERVER])
+def test_agent_that_failed_before_any_rank_is_named_with_its_log(tmp_path, ranks, headline, launcher):
     (tmp_path / "agent.log").write_text("rendezvous failed\n")
     text = diagnose(tmp_path, Left(ranks, replace(ended(status=1), launcher=launcher))).text
-    check_parts(text, (headline.format(program), "  | rendezvous failed"))
+    check_parts(text, (headline.format(launcher), "  | rendezvous failed"))
 
 
 def test_full_disk_of_the_run_folder_is_named(tmp_path, monkeypatch):

@@ -148,7 +148,7 @@ def test_exit_code_of_the_agent_is_reported(guard, code):
 
 
 GONE = "pid = fork()\nif pid == 0: os._exit(%d)\nrank_file(1, 'pid', str(pid))\nos.wait()\n"
-PATIENT = {"time_limit_s": 3.0, "error_grace_s": 50, "straggler_s": 50}
+PATIENT = {"time_limit_s": 2.0, "error_grace_s": 50, "straggler_s": 50}
 # The program, what differs in the launch, and the reason of its end.
 ENDS: dict[str, tuple[str, dict[str, float], EndReason]] = {
     "rank without a result": (GONE % 0, {}, EndReason.RANK_GONE),
@@ -156,7 +156,7 @@ ENDS: dict[str, tuple[str, dict[str, float], EndReason]] = {
     "rank with an error": (f"rank_file(1, 'error.json', '{{}}')\n{GONE % 0}", PATIENT, EndReason.TIME_LIMIT),
     "rank that torchrun has noticed": (
         f"{GONE % 3}print('Sending process 7 closing signal SIGTERM', flush=True)",
-        {"time_limit_s": 3.0},
+        {"time_limit_s": 2.0},
         EndReason.TIME_LIMIT,
     ),
     "error and a grace period": ("rank_file(1, 'error.json')", {"error_grace_s": 0.3}, EndReason.RANK_ERROR),
