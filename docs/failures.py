@@ -13,7 +13,15 @@ _VERDICT = Path(__file__).parents[1] / "pytest_aorta/verdict"
 # Texts of fewer words are names, and texts that begin with a space or a comma continue a sentence, as these do.
 _FEWEST_WORDS = 2
 _CONTINUE = (
-    *("backward passes", "clipped to", "trained elements", "the optimizer", "the model", "{_SENTENCES"),
+    *(
+        "gradients of the step before are set to None",
+        "backward passes",
+        "clipped to",
+        "trained elements",
+        "the optimizer",
+        "the model",
+        "{text} from",
+    ),
     *("from step", "at step", "the same samples", "other samples", "after the first loss", "when the optimizer"),
     *(
         "with equal weights",
@@ -60,6 +68,7 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("{what} changed: {before", "another class", "the optimizer, the wrapper of the model"),
             Meaning("gradients of the step before are no longer", "`zero_grad` lost, or called too early", "the loop"),
             Meaning("gradients of the step before are cleared", "`zero_grad` added", "the loop"),
+            Meaning("gradients of the step before are set to", "`set_to_none`", "`zero_grad`"),
             Meaning("{kind} came or went", "a layer, a bias or a tie came or went", "the model's constructor"),
             Meaning(
                 "data: {what}", "order, shuffling or content of samples", "seed, `set_epoch`, `shuffle`, transforms"

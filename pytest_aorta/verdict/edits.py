@@ -10,6 +10,7 @@ from pytest_aorta.common.text import some_of
 from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.series import (
     BATCH,
+    GRADIENTS,
     RANDOM,
     SeriesFacts,
     Setting,
@@ -34,6 +35,11 @@ _NAMES = {
 _SENTENCES = {
     ("gradients", "added"): "gradients of the step before are no longer cleared (zero_grad)",
     ("gradients", "cleared"): "gradients of the step before are cleared, and were added to (zero_grad)",
+}
+# The same where the weights of all steps are equal: so what gradients are added to is zero.
+_ZEROED = {
+    "added": "gradients of the step before are set to zero, and were set to None (zero_grad)",
+    "cleared": "gradients of the step before are set to None, and were set to zero (zero_grad)",
 }
 # Cost -> what a part of it that changed means.
 _COSTS = {
@@ -116,11 +122,16 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
         # A side that ends early has no settings of further steps.
         if change.name != RANDOM and change.step <= min(here.num_steps, there.num_steps):
             groups.setdefault(change._replace(group=""), []).append(change.group)
+    hashed = here.weights.keys() & there.weights.keys()
+    is_equal = all(here.weights[step] == there.weights[step] for step in hashed)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
     for change, of in groups.items():
         what = name_of(change.name) + _of(of, every)
         text = f"{what} changed: {change.before} -> {change.after}"
-        yield change.step, f"{_SENTENCES.get((change.name, change.after), text)} from step {change.step}"
+        text = _SENTENCES.get((change.name, change.after), text)
+        if change.name == GRADIENTS and is_equal and str(change.step) in hashed:
+            text = _ZEROED.get(change.after, text)
+        yield change.step, f"{text} from step {change.step}"
 
 
 def name_of(setting: str) -> str:

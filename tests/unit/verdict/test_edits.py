@@ -64,6 +64,11 @@ CASES = {
         facts(settings={"gradients": {"2": "cleared"}}),
         ["gradients of the step before are no longer cleared (zero_grad) from step 2"],
     ),
+    "gradients that are zero": (
+        facts(settings={"gradients": {"2": "added"}}, weights={"0": "aa", "2": "bb"}),
+        facts(settings={"gradients": {"2": "cleared"}}, weights={"0": "aa", "2": "bb"}),
+        ["gradients of the step before are set to zero, and were set to None (zero_grad) from step 2"],
+    ),
     "parameters and a tie": (
         facts(settings={"tied parameters": {"1": "off"}}, names=["head.weight", "tok.weight"]),
         facts(settings={"tied parameters": {"1": "head.weight = tok.weight"}}, names=["old", "tok.weight"]),
