@@ -48,14 +48,17 @@ _PEER_LATE = re.compile(
 _LOOK_INTO_DMESG = (
     "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
 )
-# What torch says to a script that is written for GPUs, on a machine without.
-_FOR_GPUS = {
+# What torch says to a script that is written for GPUs, on a machine without, or that starts ranks in each rank.
+_ADVICE = {
     re.compile(
         r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs"
     ): "  next: call init_process_group() without a backend, which takes gloo on CPU ranks and NCCL on GPUs",
     re.compile(
         r"Found no NVIDIA driver|Torch not compiled with CUDA enabled|No HIP GPUs are available"
     ): '  next: take the device "cuda" if torch.cuda.is_available() else "cpu", as ranks without a GPU have none',
+    re.compile(
+        r"^Process(Exited|Raised)Exception:"
+    ): "  next: where the script starts its ranks itself, launch it as a command: aorta init -- python SCRIPT",
 }
 _NUMBER = re.compile(r"\d+")
 
@@ -395,7 +398,7 @@ def _place(rank: RankEvidence) -> list[str]:
         killed = [_LOOK_INTO_DMESG.format(rank.rank)] if rank.exit_code == -signal.SIGKILL else []
         return [*killed, *(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
     error_type, message = rank.error.type, rank.error.message
-    hint = [step for said, step in _FOR_GPUS.items() if said.search(message)]
+    hint = [step for said, step in _ADVICE.items() if said.search(f"{error_type}: {message}")]
     lines = traceback_lines(rank.error.traceback, error_type, message, _TRACEBACK_LINES, _file_of(rank, ERROR_FILE))
     # Without frames, the harness raised the error. The message is complete, unless the script returned without a step.
     no_step = rank.returned and not rank.steps and error_type == "RuntimeError"

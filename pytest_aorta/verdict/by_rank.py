@@ -158,7 +158,7 @@ class Costs:
         )
         # A line that was added moves those below it, whose code stays the same.
         more = _by_code(came) - _by_code(left)
-        calls = {place: min(number, more[_LINE.sub("", place)]) for place, number in came.items()}
+        calls = {place: min(number, more[code_of(place)]) for place, number in came.items()}
         places = sorted(
             (place for place, number in calls.items() if number), key=lambda place: (place in left, -calls[place])
         )
@@ -207,10 +207,15 @@ def _places(launches: Launches, rank: int) -> Mapping[Cost, Mapping[str, Counts]
     return next((costs.places for costs in groups if costs.places), {})
 
 
+def code_of(place: str) -> str:
+    """Return a place without the number of its line, which code above it moves."""
+    return _LINE.sub("", place)
+
+
 def _by_code(places: Mapping[str, int]) -> Counter[str]:
     found: Counter[str] = Counter()
     for place, calls in places.items():
-        found[_LINE.sub("", place)] += calls
+        found[code_of(place)] += calls
     return found
 
 

@@ -6,15 +6,17 @@ value that the same rank has in any launch of the other side, and the rank that 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import NamedTuple
 
 from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.trace.kineto_places import alike_layers
 from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.result.trace.schedule import Issued, Schedule
-from pytest_aorta.verdict.by_rank import Costs
+from pytest_aorta.verdict.by_rank import Costs, code_of
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
@@ -80,8 +82,7 @@ def _cause(launches: Launches, others: Launches, rank: int | None = None) -> tup
     here, there = next((pair for pair in both if pair[0].values != pair[1].values), (None, None))
     if here is None or there is None:
         return "", []
-    known = _numbered(there.issued)
-    changed = [(one, known.get(key)) for key, one in _numbered(here.issued).items()] if known else []
+    changed = _beside(here.issued, there.issued) if there.issued else []
     lost = (
         [(one, was) for one, was in changed if one.serialized and not (was and was.serialized)]
         or [(one, was) for one, was in changed if one.exposed_us > (was.exposed_us if was else 0.0)]
@@ -97,14 +98,18 @@ def _cause(launches: Launches, others: Launches, rank: int | None = None) -> tup
     return f"{counts} before", texts
 
 
-def _numbered(issued: Sequence[Issued]) -> dict[tuple[str, str, int], Issued]:
-    """Return each collective by its kind, its module and the number of those before it that have both."""
-    found: dict[tuple[str, str, int], Issued] = {}
-    calls: Counter[tuple[str, str]] = Counter()
-    for one in issued:
-        found[one.name, one.of, calls[one.name, one.of]] = one
-        calls[one.name, one.of] += 1
-    return found
+def _beside(issued: Sequence[Issued], before: Sequence[Issued]) -> list[tuple[Issued, Issued | None]]:
+    """Return each collective beside the one that it was, of the same kind and module; None beside a new one.
+
+    Where their number changed, those of the same code belong together.
+    """
+    found: dict[int, Issued | None] = {}
+    for kind in {(one.name, one.of) for one in issued}:
+        now, was = ([one for one in side if (one.name, one.of) == kind] for side in (issued, before))
+        new_codes, codes = ([code_of(one.place) if len(now) != len(was) else "" for one in side] for side in (now, was))
+        for _, i, j, k, m in SequenceMatcher(a=codes, b=new_codes, autojunk=False).get_opcodes():
+            found |= {id(one): other for one, other in zip_longest(now[k:m], was[i:j]) if one is not None}
+    return [(one, found[id(one)]) for one in issued]
 
 
 class _Change(NamedTuple):

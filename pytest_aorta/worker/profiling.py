@@ -37,6 +37,12 @@ class Exported:
                 self._text: bytes | TraceTooLarge = self._path.read_bytes()
             except TraceTooLarge as error:
                 self._text = error
+            except FileNotFoundError:
+                self._text = b""
+            # Torch raises no error if it can't write.
+            if isinstance(self._text, bytes) and not self._text.rstrip().endswith(b"}"):
+                advice = "make room there, raise the limit of `ulimit -f`, or set TMPDIR to another folder"
+                raise OSError(f"{tempfile.gettempdir()}: torch's profiler could not write its trace; {advice}")
 
     def read(self) -> dict[str, Any]:
         """Return the document.

@@ -109,8 +109,12 @@ def test_run_folder_is_closed_to_other_users(tmp_path):
 
 def test_interrupted_launch_ends_its_agents(tmp_path):
     plan = make_plan(tmp_path, "sh", "-c", EACH, "1")
-    Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    interruption = Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    interruption.start()
     began_s = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        launch_on_nodes(plan)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch_on_nodes(plan)
+    finally:
+        interruption.cancel()
     assert time.monotonic() - began_s < HANG_S / 2

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -601,6 +602,18 @@ def test_what_the_recorder_computes_is_no_cost_of_a_step(recording):
     recording.steps.start()
     assert counts(recording) == plain
     assert "aten::item" not in plain
+
+
+def test_trace_for_which_there_is_no_room_says_what_to_do():
+    with profile(use_cpu=True, use_kineto=True) as profiler:
+        torch.ones(2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="could not write its trace; make room there"):
+            profiling.Exported(profiler)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_places_name_a_module_that_was_wrapped_after_the_first_step():

@@ -197,6 +197,11 @@ ERRORS = {
         "rank 0 failed first: RuntimeError: Distributed package doesn't have NCCL built in",
         "next: call init_process_group() without a backend",
     ),
+    "script that starts ranks in each rank": (
+        Left({0: raised(1, "process 0 terminated with exit code 1", "ProcessExitedException")}),
+        "rank 0 failed first: ProcessExitedException: process 0 terminated",
+        "next: where the script starts its ranks itself, launch it as a command: aorta init -- python SCRIPT",
+    ),
     "fatal signal of a rank that was still ending": (
         Left({0: lost_peer(1), 1: stuck(FATAL + COMPUTING, 3)}),
         "rank 1 failed first: signal SIGSEGV",

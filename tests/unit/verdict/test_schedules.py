@@ -73,6 +73,15 @@ def test_a_new_collective_that_compute_hides_is_named():
     assert row.detail.endswith("3 of 18 before: all_gather of layers.9 is new")
 
 
+def test_a_new_collective_is_named_by_its_own_line_also_if_others_of_its_kind_follow():
+    def step(*places):
+        sums = [gather(name="all_reduce")([number], place=place) for number, place in enumerate(places)]
+        return GOOD.replace(nodes=[product(1 << 36)(), *sums])
+
+    row = judged(step("a.py:5 f()", "a.py:6 g()", "a.py:8 h()"), before=[launch(step("a.py:5 f()", "a.py:7 h()"))])
+    assert row[NAMES[0]].detail.endswith(": all_reduce is new at a.py:6 g()")
+
+
 def test_a_sender_that_is_later_is_named():
     def ranks(*before):
         send = gather(name="send_recv")([*range(len(before))], sends_to=1)
