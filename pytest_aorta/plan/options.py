@@ -187,7 +187,7 @@ class Option:
     @property
     def shown_default(self) -> str:
         """The default in words."""
-        return "off" if self.is_switch else self.shown or str(self.default)
+        return "off" if self.is_switch else self.shown or str(self.default).lower()
 
     def argparse_keywords(self) -> dict[str, Any]:
         """Return the keywords of ``add_argument``, without the default: pytest looks into the ini file first."""
@@ -316,30 +316,24 @@ class Options:
         "with:REQUIREMENT, env:NAME=VALUE, or several of them, joined by spaces",
         type=_side,
         metavar="SIDE",
-        shown="none",
     )
-    profiler: str | None = _option(
-        "keep traces of this profiler with the results of each launch", choices=(TORCH,), shown="none"
-    )
+    profiler: str | None = _option("keep traces of this profiler with the results of each launch", choices=(TORCH,))
     report: Path | None = _option(
         "write an HTML report of the run here; needs pytest-aorta[report]",
         type=file_ending_in(".html"),
         metavar="FILE.html",
-        shown="none",
         writes=True,
     )
     markdown: Path | None = _option(
         "write the findings of the run here, for a comment on a pull request",
         type=file_ending_in(".md"),
         metavar="FILE.md",
-        shown="none",
         writes=True,
     )
     history: Path | None = _option(
         "folder that each run adds its comparisons to, for `aorta history`",
         type=_folder,
         metavar="DIR",
-        shown="none",
         writes=True,
     )
     nnodes: int = _option(

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -114,6 +115,7 @@ class StepTimer:
         # When waits for a CPU were read, and how long they were until then.
         self._waits: list[tuple[float, float | None]] = []
         on_device = on_accelerator(device)
+        self._waits_due_s = math.inf if on_device else -math.inf
         self._memory_every = MEMORY_EVERY_STEPS if on_device else MEMORY_EVERY_CPU_STEPS
         self._now: Callable[[], Moment] = functools.partial(now, device) if on_device else time.perf_counter_ns
 
@@ -130,17 +132,16 @@ class StepTimer:
             self._progress.advance()
         if not (count := len(self._began_ns)):
             begin_measured_steps()
-        if not on_accelerator(self.device):
-            self._read_waits(_WAITS_EVERY_S)
+        if (now_s := time.perf_counter()) >= self._waits_due_s:
+            self._read_waits(now_s)
         is_due = count % self._memory_every == 0
         memory_bytes = (memory_in_use(self.device), resident_memory()) if is_due else None
         self._open = _OpenStep(self._collections.total_ns, memory_bytes, time.time_ns(), self._now())
 
-    def _read_waits(self, every_s: float) -> None:
-        """Read waits for a CPU at first, and when the time since then has doubled, at least after ``every_s``."""
-        now_s = time.perf_counter()
-        if not self._waits or now_s - self._waits[-1][0] > max(every_s, self._waits[-1][0] - self._waits[0][0]):
-            self._waits.append((now_s, _waited_s()))
+    def _read_waits(self, now_s: float) -> None:
+        """Read waits for a CPU, and again when the time since the first reading has doubled."""
+        self._waits.append((now_s, _waited_s()))
+        self._waits_due_s = now_s + max(_WAITS_EVERY_S, now_s - self._waits[0][0])
 
     def close(self) -> bool:
         """End the step that has begun, and return whether there was one."""
@@ -200,7 +201,7 @@ class StepTimer:
     def cpu_wait(self) -> float | None:
         """Return the part of the steps' time for which threads waited for a CPU, their sum; None if it is not known."""
         if len(self._waits) == 1 and self.num_steps > 1:
-            self._read_waits(0.0)
+            self._read_waits(time.perf_counter())
         if len(self._waits) < 2:
             return None
         (began_s, before_s), (ended_s, after_s) = self._waits[0], self._waits[-1]

@@ -105,7 +105,7 @@ def hash_parameters(named: Iterable[NamedTensor], group: _Group = None) -> Weigh
     try:
         return _hash_pieces([_dtensor_or_replica(name, _detached(name, tensor)) for name, tensor in unwrapped], group)
     except RuntimeError as error:
-        if not any(is_flat_parameter(tensor) for _, tensor in unwrapped):
+        if _FSDP1 in str(error) or not any(is_flat_parameter(tensor) for _, tensor in unwrapped):
             raise
         raise RuntimeError(f"{error}; {_FSDP1}") from None
 

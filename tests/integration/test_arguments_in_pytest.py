@@ -8,8 +8,11 @@ AFTER_A_LAUNCH = [
     ("workload.check(result, label='')", "check: label is '', allowed is "),
     (r"workload.check(result, label='a\nb')", r"check: label is 'a\nb', allowed is "),
     ("workload.compare(result, result, label=' ')", "compare: label is ' ', allowed is a text of one line"),
-    ("workload.run_script('train.py', environment=3)", "environment: got 3, allowed is a mapping from names to texts"),
-    ("workload.run_script('train.py', environment={1: 'a', 'B': 'c'})", "environment: got ['1', 'B'], allowed is "),
+    ("workload.run_script('train.py', environment=3)", "environment: got 3, allowed is a mapping from names to "),
+    (
+        "workload.run_script('train.py', environment={1: 'a', 'B': 'c'})",
+        "environment: got {1: 'a', 'B': 'c'}, allowed is ",
+    ),
     ("workload.run_script('train.py', environment={'WORLD_SIZE': '1'})", "environment: got ['WORLD_SIZE'], allowed is"),
     (
         "workload.run_script('train.py', record={'hash_weigths': True})",

@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parents[3] / "pytest_aorta"
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])
 def test_variable_that_no_process_can_be_given_is_named(value):
-    with pytest.raises(SpecError, match=r"here: environment.NCCL_X: got '.*', allowed is text without NUL"):
+    with pytest.raises(SpecError, match=r"here: environment: got \{'NCCL_X': '.*'\}, allowed is a mapping"):
         check_environment("here", {"NCCL_X": value})
 
 
