@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer
 
+from pytest_aorta.common.text import some_of
 from pytest_aorta.result.series import BATCH, GRADIENTS, NOTED_STEPS, OFF, RANDOM, Series, Setting, digest
 from pytest_aorta.worker.weight_hash import logical_name
 
@@ -55,6 +56,15 @@ class Inputs:
     clipped_to: float | None = None
     scaler: torch.amp.GradScaler | None = None
     given: Sequence[torch.Tensor] = ()
+
+
+def _mode(models: Iterable[torch.nn.Module]) -> str:
+    """Return the mode of models, with the children in another one, such as below a wrapper in training."""
+    models = [*models]
+    if not all(model.training for model in models):
+        return "eval"
+    names = [name for model in models for name, child in model.named_children() if not child.training]
+    return f"train, {some_of(names)} in eval" if names else "train"
 
 
 class Training:
@@ -128,14 +138,14 @@ class Training:
             for (key, name), value in zip(named, map(_plain, values), strict=False):
                 if value is not False and value is not None:
                     self._note(step, key, value, name)
-        is_training = all(model.training for model in models)
-        sources = inputs.clipped_to, inputs.num_backward, inputs.autocast, is_training
+        mode = _mode(models)
+        sources = inputs.clipped_to, inputs.num_backward, inputs.autocast, mode
         if sources != self._sources:
             self._sources = sources
             self._note(step, "clipped to", OFF if inputs.clipped_to is None else inputs.clipped_to)
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
-            self._note(step, "mode", "train" if is_training else "eval")
+            self._note(step, "mode", mode)
         if tensors := inputs.given or tensors_in(inputs.batch):
             shapes = [(part.shape, part.dtype) for part in tensors]
             if shapes != self._shapes:

@@ -14,6 +14,7 @@ EDITS = {
     "decay=0": "weight decay of module.2.weight changed: 0.01 -> 0 from step 1",
     "batch=4": "the batch changed: [8, 16] float32, [8, 1] float32 -> [4, 16] float32, [4, 1] float32 from step 1",
     "eval=1": "the mode of the model changed: train -> eval from step 1",
+    "eval=2": "the mode of the model changed: train -> train, module in eval from step 1",
     "dropout=0": "dropout changed: 0.1 -> off from step 1",
     "autocast=0": "autocast changed: bfloat16 -> off from step 1",
     "clip=0": "the norm that gradients are clipped to changed: 1 -> off from step 1",

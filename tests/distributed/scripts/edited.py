@@ -24,7 +24,7 @@ model = torch.nn.parallel.DistributedDataParallel(net)
 groups = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "weight_decay": edited("decay", 0.01)}]
 optimizer = torch.optim.AdamW(groups, lr=edited("lr", 0.01))
 if edited("eval", 0):
-    model.eval()
+    (model if edited("eval", 0) == 1 else net).eval()
 for epoch in range(3):
     sampler.set_epoch(epoch * int(edited("set_epoch", 1)))
     for inputs, labels in loader:
