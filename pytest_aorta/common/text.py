@@ -27,6 +27,11 @@ def aligned(rows: Sequence[Sequence[str]], reasons: Sequence[str]) -> list[str]:
     return [f"{line}: {reason}" if reason else line for line, reason in zip(table(rows), reasons, strict=True)]
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ``rank 1`` or ``ranks 1, 2``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+
+
 def brief(text: str, size: int = 80) -> str:
     """Return ``text``, cut to ``size`` characters with ``...`` at the end."""
     return text if len(text) <= size else f"{text[: size - 3]}..."

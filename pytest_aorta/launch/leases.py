@@ -116,6 +116,7 @@ def lease(
         turn: int | None = None
         while True:
             if turn is None and (turn := _locked(path / _NEXT, fcntl.LOCK_EX, line)) is not None:
+                line.callback(os.ftruncate, turn, 0)
                 _write(turn, ascii(holder)[1:-1])
             if turn is not None and (taken := _taken(path, pool, count, holder, exclusive=exclusive)):
                 return taken
@@ -123,7 +124,7 @@ def lease(
             if waited_s >= (min(SAY_S, wait_s) if say else wait_s):
                 held = [one for one in holders(path) if exclusive or one.exclusive or one.resource in pool]
                 lines = [f"{', '.join(names)} held by {holder}" for holder, names in _by_holder(held).items()]
-                lines += [f"{(path / _NEXT).read_text()} is next"] if turn is None else []
+                lines += [f"{_named(path / _NEXT)} is next"] if turn is None else []
                 text = "\n  ".join(
                     [f"{owner}: waited {wait_s if waited_s >= wait_s else round(waited_s):g} s for {asked}", *lines]
                 )
@@ -133,6 +134,15 @@ def lease(
                     say(text)
                     say = None
             time.sleep(POLL_S)
+
+
+def _named(file: Path) -> str:
+    """Return the name of the request that has locked a file, which it writes just after."""
+    for _ in range(10):
+        if name := file.read_text():
+            return name
+        time.sleep(POLL_S)
+    return "another request"
 
 
 def holders(folder: Path | None = None) -> list[Holder]:

@@ -25,6 +25,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
 from pytest_aorta.common.files import UnreadableFile, raised_as, read_json, write_json
 from pytest_aorta.common.model import read_model
+from pytest_aorta.common.text import ranks_text
 from pytest_aorta.launch.guarded import GuardedLaunch, guard_spec, keep_outcome, start_watcher, with_own_code
 from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.watch import is_readable
@@ -262,7 +263,7 @@ def _merged(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchOutcome:
         detail = detail and f"{_name(plan, node)}: {detail}"
     if cause.reason == EndReason.NODE_LOST:
         ranks = plan.ranks_of(node)
-        detail += f"; it ran {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+        detail += f"; it ran {ranks_text(ranks)}"
     return outcome.replace(reason=cause.reason, agent_status=cause.agent_status, detail=detail)
 
 

@@ -21,7 +21,7 @@ from pytest_aorta.common.model import (
     Text,
     WeightHash,
 )
-from pytest_aorta.common.text import counted, distinct, some_of
+from pytest_aorta.common.text import counted, distinct, ranks_text, some_of
 
 # Values of one quantity of one optimizer, over all ranks, that a baseline keeps: evenly spaced steps, and the last one.
 _MOST_VALUES = 2048
@@ -505,7 +505,7 @@ def other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], s
     ranks = [rank for rank, (one, two) in pairs if one != two and _NO_HASH not in (one, two)]
     if len(ranks) == len(of_ranks[0]) > 1:
         return "all ranks"
-    return f"rank {', '.join(map(str, ranks))}" if ranks else ""
+    return ranks_text(ranks) if ranks else ""
 
 
 def hashes_by_name(here: HashedParts, there: HashedParts, step: str) -> tuple[dict[str, str], dict[str, str]]:

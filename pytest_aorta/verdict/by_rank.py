@@ -17,7 +17,7 @@ from functools import cached_property
 from statistics import median
 from typing import TypeAlias
 
-from pytest_aorta.common.text import brief, counted, some_of
+from pytest_aorta.common.text import brief, counted, ranks_text, some_of
 from pytest_aorta.result.facts import Launches, LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, Counts, by_rank
 from pytest_aorta.verdict.environment import changes, is_reproducible
@@ -121,7 +121,7 @@ class Costs:
         same = sorted({change.rank for change in changes if change.parts == parts})
         ranks = sorted({change.rank for change in changes})
         if same != ranks:
-            where = f" on {'rank' if len(same) == 1 else 'ranks'} {', '.join(map(str, same[:8]))} only"
+            where = f" on {ranks_text(same[:8])} only"
         else:  # stages of a pipeline have costs of their own
             is_one = len({change.totals for change in changes}) == 1
             where = "" if is_one else f"; the values are those of rank {worst.rank}"
@@ -362,7 +362,7 @@ def _first_other(here: _Curves, there: _Curves, row: Row) -> tuple[str, float, f
 
 def _ranks(ranks: Sequence[int], points: Mapping[_Point, float]) -> str:
     count = len({point.rank for point in points})
-    return "all ranks" if len(ranks) == count > 1 else f"rank {', '.join(map(str, ranks))}"
+    return "all ranks" if len(ranks) == count > 1 else ranks_text(ranks)
 
 
 def _judge_steps(row: Row, here: _Curves, there: _Curves, baseline: Value) -> Verdict:

@@ -6,7 +6,7 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from pytest_aorta.common.text import some_of
+from pytest_aorta.common.text import ranks_text, some_of
 from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.series import (
     BATCH,
@@ -217,12 +217,12 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
     equal = f"with equal weights{' and samples' if has_samples else ''}; look at "
     for what, sides in (("loss", (here.loss, there.loss)), ("gradient norm", (here.grad_norm, there.grad_norm))):
         pairs = [(one.get(step), other.get(step)) for one, other in zip(*sides, strict=False)]
-        ranks = [str(rank) for rank, (one, other) in enumerate(pairs) if None not in (one, other) and one != other]
+        ranks = [rank for rank, (one, other) in enumerate(pairs) if None not in (one, other) and one != other]
         ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
         if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1":
             return f"the {what} of step {step} is {ratio} times as large {equal}how it is scaled or averaged"
         if ranks and what == "loss":
-            who = "" if len(ranks) == len(pairs) else f" on rank {', '.join(ranks)}"
+            who = "" if len(ranks) == len(pairs) else f" on {ranks_text(ranks)}"
             drawn = "" if step == "1" else "what draws random numbers before it, "
             places = f"{'augmentation' if has_samples else 'the data'}, {drawn}the forward pass and the loss function"
             return f"the loss of step {step} differs{who} {equal}{places}"

@@ -134,7 +134,7 @@ def test_load_of_what_was_not_saved(workload):
     ("train.py", ["4"], {"after": 2, "into": {}, "restarts": 0}, "restarts is 0"),
     ("train.py", ["4"], {"after": 2, "into": {"lr": 1}}, "into for workloads"),
     ("train.py", ["4"], {"after": 2, "metrics": ["step_time_p50"]}, "step_time_p50"),
-    ("train.py", ["4"], {"after": 2, "recrod": {}}, "compare_restart() got an unexpected keyword argument 'recrod'"),
+    ("train.py", ["4"], {"after": 2, "records": {}}, "compare_restart() got an unexpected keyword argument 'records'"),
     ({"workload": "fsdp"}, ["4"], {"after": 2, "steps": 4}, "args, resume_args, environment, record and fresh are for"),
 ])
 def test_refused(workload, target, args, given, said):
