@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 _GAP = "  "
 # Length of the shortest word for which names that contain it are suggested, such as step_time_p50 for p50.
@@ -27,9 +28,14 @@ def aligned(rows: Sequence[Sequence[str]], reasons: Sequence[str]) -> list[str]:
     return [f"{line}: {reason}" if reason else line for line, reason in zip(table(rows), reasons, strict=True)]
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ``rank 1`` or ``ranks 1, 2``."""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return the numbers of ranks as text, with three or more consecutive numbers as a range."""
+    numbers = sorted({*ranks})
+    # Within a run of consecutive numbers, a number and its index are equally far apart.
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0])]
+    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    noun = "rank" if len(numbers) == 1 else "ranks"
+    return f"{noun} {', '.join(parts[:8])}{', ...' if len(parts) > 8 else ''}" if runs else "no rank"
 
 
 def brief(text: str, size: int = 80) -> str:

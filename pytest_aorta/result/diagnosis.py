@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum, auto
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 
-from pytest_aorta.common.text import counted, is_library, traceback_lines
+from pytest_aorta.common.text import counted, is_library, ranks_text, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.evidence import (
@@ -558,13 +557,7 @@ def _result_missing(launch: _Launch) -> LaunchFailure:
 
 
 def _names(ranks: Iterable[RankEvidence]) -> str:
-    """Return the numbers of ranks as text, with three or more consecutive numbers as a range."""
-    numbers = sorted({rank.rank for rank in ranks})
-    # Within a run of consecutive numbers, a number and its index are equally far apart.
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0])]
-    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
-    noun = "rank" if len(numbers) == 1 else "ranks"
-    return f"{noun} {', '.join(parts[:8])}{', ...' if len(parts) > 8 else ''}" if runs else "no rank"
+    return ranks_text(rank.rank for rank in ranks)
 
 
 def _ended(ranks: Sequence[RankEvidence], how: str) -> str:

@@ -121,7 +121,7 @@ class Costs:
         same = sorted({change.rank for change in changes if change.parts == parts})
         ranks = sorted({change.rank for change in changes})
         if same != ranks:
-            where = f" on {ranks_text(same[:8])} only"
+            where = f" on {ranks_text(same)} only"
         else:  # stages of a pipeline have costs of their own
             is_one = len({change.totals for change in changes}) == 1
             where = "" if is_one else f"; the values are those of rank {worst.rank}"

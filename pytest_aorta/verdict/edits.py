@@ -201,14 +201,15 @@ def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
     """Yield a sentence on the first number that differs, where weights are equal before its step."""
     found = []
     for here, there in pairs:
-        curves = [*here.loss, *here.grad_norm, dict.fromkeys(here.weights, 0.0)]
-        for step in sorted({int(step) for curve in curves for step in curve} - {0}):
+        steps = here.weights.keys() | {step for curve in (*here.loss, *here.grad_norm) for step in curve}
+        for step in sorted(map(int, steps - {"0"})):
             if text := _number(here, there, str(step)):
                 before = [side.weights.get(str(step - 1)) for side in (here, there)]
                 found.append((here.turn(step), step, text if before[0] and before[0] == before[1] else ""))
                 break
     # A step of another optimizer that differs first explains the others.
-    yield from ((step, text) for turn, step, text in found if text and turn == min(found)[0])
+    first = min(found, default=(0,))[0]
+    yield from ((step, text) for turn, step, text in found if text and turn == first)
 
 
 def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:

@@ -40,7 +40,7 @@ class Exported:
             except FileNotFoundError:
                 self._text = b""
             # Torch raises no error if it can't write.
-            if isinstance(self._text, bytes) and not self._text.rstrip().endswith(b"}"):
+            if isinstance(self._text, bytes) and not self._text[-8:].rstrip().endswith(b"}"):
                 advice = "make room there, raise the limit of `ulimit -f`, or set TMPDIR to another folder"
                 raise OSError(f"{tempfile.gettempdir()}: torch's profiler could not write its trace; {advice}")
 
