@@ -2,17 +2,27 @@
 
 The junit files of earlier calls, in one folder, say how each test ended and how long it took. A call with a time limit
 does not start a test that would not end in time, and runs no test again that passed, until every test has a result.
+
+Each worker of pytest-xdist leases all GPUs to itself, since bits do not depend on who else uses them, and most of a
+launch is imports and compilation. Beside a test that is marked ``timed``, no other one runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+
+from pytest_aorta.common import variables
+from pytest_aorta.plan.accelerators import show_devices, visible_devices
 
 LEFT = "left to the next call"
 # A test that has never run is taken to last so long.
@@ -35,7 +45,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Lane(ends_of(config.option.lane), config.option.lane_until))
+    folder = config.option.lane
+    config.pluginmanager.register(Lane(ends_of(folder), config.option.lane_until, folder / "timed.lock"))
+    if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is not None:
+        leases = tempfile.TemporaryDirectory(prefix=f"aorta-{worker}-")
+        config.add_cleanup(leases.cleanup)
+        os.environ[variables.LEASE_DIR] = leases.name
+        if devices := visible_devices():
+            # Tests of one GPU take the first.
+            first = int(worker.removeprefix("gw")) % len(devices)
+            show_devices(devices[first:] + devices[:first], os.environ)
 
 
 def ends_of(folder: Path) -> dict[str, Ended]:
@@ -56,12 +75,17 @@ def _num_gpus(item: pytest.Item) -> float:
     return size if isinstance(size, int) else math.inf
 
 
+def _is_timed(item: pytest.Item) -> bool:
+    return item.get_closest_marker("timed") is not None
+
+
 class Lane:
     """The order of the tests, and the time that is left."""
 
-    def __init__(self, ends: dict[str, Ended], until_s: float) -> None:
+    def __init__(self, ends: dict[str, Ended], until_s: float, lock: Path) -> None:
         self._ends, self._until_s = ends, until_s
         self._num_left = 0
+        self._lock = lock
 
     def _end(self, item: pytest.Item) -> Ended | None:
         path, _, name = item.nodeid.partition("::")
@@ -81,8 +105,15 @@ class Lane:
             passed = [item for item, end in zip(items, ends, strict=True) if end and end.how == "passed"]
             config.hook.pytest_deselected(items=passed)
             items[:] = [item for item in items if item not in passed]
-        # A test of all GPUs waits until no other one runs, and those behind it wait too.
-        items.sort(key=lambda item: (not self._has_failed(item), _num_gpus(item), self._seconds(item)))
+        # Timed tests come last: each waits until no other one runs, and those behind it wait too.
+        items.sort(key=lambda item: (not self._has_failed(item), _is_timed(item), _num_gpus(item), self._seconds(item)))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Run timed tests alone."""
+        with self._lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX if _is_timed(item) else fcntl.LOCK_SH)
+            return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pytest_aorta import ComparisonFailed, WorkloadRunner
 from pytest_aorta.plan.accelerators import visible_devices
 
-pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
+pytestmark = [pytest.mark.timed, pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")]
 
 SIZE = {
     "steps": 50,
@@ -22,9 +22,9 @@ SIZE = {
 }
 TRACED = {
     "size": "1b",
-    "steps": 20,
-    "warmup": 5,
-    "n_layers": 4,
+    "steps": 5,
+    "warmup": 3,
+    "n_layers": 3,
     "seq_len": 4096,
     "param_dtype": "bfloat16",
     "profile_steps": 3,

@@ -12,6 +12,8 @@ from pytest_aorta.plan.accelerators import open_sensors, visible_devices
 # The limit for one device: eight devices at two readings per second then take a fiftieth of a core.
 MAX_READ_S = 0.005
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.mark.world(size=2, device="cuda", warm=True)
 def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload: WorkloadRunner, config_of):

@@ -26,17 +26,18 @@ def hidden_share(result):
 @pytest.fixture
 def ranking(workload, config_of):
     """Return a function that runs `ranking` with some keys changed, for its profiled steps."""
-    return lambda **changes: workload.run(
-        "ranking", **config_of("ranking") | {"steps": 5, "profile_steps": 4} | changes
-    )
+    short = {"n_layers": 3, "steps": 5, "profile_steps": 4}
+    return lambda **changes: workload.run("ranking", **config_of("ranking") | short | changes)
 
 
+@pytest.mark.timed
 def test_what_is_not_resharded_is_gathered_once_and_wider_dtypes_communicate_longer(ranking):
     plain, once, wide = ranking(), ranking(reshard_after_forward=False), ranking(reduce_dtype="float32")
     assert collective_ms(once, "all_gather") < 0.7 * collective_ms(plain, "all_gather")
     assert collective_ms(wide, "reduce_scatter") > 1.4 * collective_ms(plain, "reduce_scatter")
 
 
+@pytest.mark.timed
 def test_larger_batches_and_more_of_them_leave_less_exposed_a_sample(ranking):
     """Compare exposed time per sample: communication is constant, and more compute hides it."""
     small, large = ranking(batch_size=64), ranking(batch_size=512)
@@ -59,6 +60,7 @@ def test_steps_in_line_and_beside_compute_have_the_same_bits(workload: WorkloadR
     assert hooked.rank_metrics["all_reduces_per_step"][0] > 2
 
 
+@pytest.mark.timed
 @pytest.mark.tolerance(overlap_ratio="5 points")
 def test_one_hardware_queue_loses_overlap(workload: WorkloadRunner, config_of):
     """Start the kernels of all streams in the order in which the host enqueued them."""
@@ -69,6 +71,7 @@ def test_one_hardware_queue_loses_overlap(workload: WorkloadRunner, config_of):
     assert set(regression.value.metrics) == {"overlap_ratio"}
 
 
+@pytest.mark.timed
 @pytest.mark.world(size=1, device="cuda", warm=True, simulated=False)
 @pytest.mark.parametrize("kind", ["h2d", "d2h"])
 def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workload: WorkloadRunner, config_of, kind):

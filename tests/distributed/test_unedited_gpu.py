@@ -4,7 +4,11 @@ import pytest
 
 from pytest_aorta import WorkloadRunner
 
-pytestmark = [pytest.mark.world(size=1, device="cuda", warm=True), pytest.mark.launch_timeout(240)]
+pytestmark = [
+    pytest.mark.timed,
+    pytest.mark.world(size=1, device="cuda", warm=True),
+    pytest.mark.launch_timeout(240),
+]
 
 SCRIPT = """
 import sys

@@ -1,5 +1,6 @@
 """The order of the tests of ``./dev gpu``, and how a call goes on after another."""
 
+import os
 import re
 import time
 from pathlib import Path
@@ -26,6 +27,26 @@ def test_absent():
 """
 
 
+BESIDE = """
+import os, time, pytest
+from pathlib import Path
+
+@pytest.mark.timed
+@pytest.mark.parametrize("number", [0, 1])
+def test_timed(number):
+    os.close(os.open("alone", os.O_CREAT | os.O_EXCL))
+    time.sleep(0.3)
+    os.unlink("alone")
+
+@pytest.mark.parametrize("number", range(4))  # each worker begins with two
+def test_shared(number):
+    Path(f"shared-{number}").write_text(os.environ["AORTA_LEASE_DIR"])
+    end_s = time.monotonic() + 20
+    while not Path(f"shared-{number ^ 2}").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    assert not Path("alone").exists()
+"""
 LONGER = '<testsuites><testsuite><testcase classname="test_lane" name="test_long" time="500"/></testsuite></testsuites>'
 
 
@@ -38,8 +59,8 @@ def folder(pytester):
 def lane(pytester, folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
-    def run(broken=False, left_s=None, *options):
-        pytester.makepyfile(test_lane=f"BROKEN = {not broken}\n{TESTS}")
+    def run(broken=False, left_s=None, *options, tests=TESTS):
+        pytester.makepyfile(test_lane=f"BROKEN = {not broken}\n{tests}")
         name = folder / f"{time.time_ns()}.xml"
         until = [] if left_s is None else [f"--lane-until={time.time() + left_s}"]
         arguments = [
@@ -55,6 +76,14 @@ def lane(pytester, folder, monkeypatch):
         return pytester.runpytest_subprocess("-v", *arguments)
 
     return run
+
+
+def test_tests_run_beside_each_other_with_leases_of_their_own_except_timed_ones(pytester, lane):
+    found = lane(False, None, "-n2", "--dist=load", "--maxschedchunk=1", tests=BESIDE)
+    found.assert_outcomes(passed=6)
+    folders = {pytester.path.joinpath(f"shared-{number}").read_text() for number in range(4)}
+    assert len(folders) == 2
+    assert not any(map(os.path.exists, folders))
 
 
 def order(result):
