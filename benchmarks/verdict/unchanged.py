@@ -82,7 +82,7 @@ _SCRIPTS = {
     ("names", "kinds"),
     [
         pytest.param([*_SCRIPTS, *WORKLOADS], 2, id="cpu", marks=pytest.mark.world(size=2, device="cpu", warm=True)),
-        pytest.param([*WORKLOADS], 1, id="cuda", marks=pytest.mark.world(size=1, device="cuda", warm=True)),
+        pytest.param([*WORKLOADS], 1, id="cuda", marks=pytest.mark.world(size="all", device="cuda", warm=True)),
     ],
 )
 def test_record(distributed_world: DistributedWorld, tmp_path: Path, names: list[str], kinds: int) -> None:
