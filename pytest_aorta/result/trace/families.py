@@ -22,7 +22,7 @@ _MAX_PARSED = 8192
 _UNNAMED = "unnamed"
 
 # Kernels of collectives by their names alone, for kernels that torch does not record as parts of a collective.
-COMMUNICATION = re.compile(
+_COMMUNICATION = re.compile(
     r"""
     ^(_Z\d+)?nccl([A-Z]\w*)?Kernel                               # NCCL and RCCL
     | \bmscclKernel_ | \bmscclpp::                              # MSCCL and MSCCL++ in RCCL
@@ -151,9 +151,15 @@ def _is_stripped(part: str) -> bool:
     return bool(_STRIPPED.fullmatch(part) or part in _ARCHITECTURES or is_hash)
 
 
+@lru_cache(maxsize=65536)
+def communicates(name: str) -> bool:
+    """Return True if the name of a kernel alone shows that it is one of a collective."""
+    return bool(_COMMUNICATION.search(name))
+
+
 def is_communication(family: str) -> bool:
     """Return True for a family of kernels of collectives, whose durations include waits for other ranks."""
-    return family.startswith(GLOO) or bool(COMMUNICATION.search(family) or _SERVED.search(family))
+    return family.startswith(GLOO) or communicates(family) or bool(_SERVED.search(family))
 
 
 def serving(family: str, kind: Collective) -> str:

@@ -13,9 +13,9 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import raised_as, without_collection
 from pytest_aorta.common.model import decode
 from pytest_aorta.result.trace.families import (
-    COMMUNICATION,
     GLOO,
     MAX_NAME,
+    communicates,
     family_of,
     family_times,
     is_communication,
@@ -546,7 +546,7 @@ def _unions(spans: Iterable[tuple[str, Span]]) -> dict[str, Intervals]:
 
 def _is_communication(event: Event, names: frozenset[str]) -> bool:
     """Return True for a kernel of a collective: one of ``names``, or one that its name reveals."""
-    return event.get("cat") == "kernel" and bool(event["name"] in names or COMMUNICATION.search(event["name"]))
+    return event.get("cat") == "kernel" and bool(event["name"] in names or communicates(event["name"]))
 
 
 _COMMUNICATING_NAMESPACES = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
