@@ -38,9 +38,8 @@ MAX_SERVERS = 3
 # Variables that only ranks read, after the fork; every other variable may be read when torch is imported.
 _RANKS_OWN_PREFIXES = ("AORTA_", "PYTEST_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
 _RANKS_OWN = {"CUDA_VISIBLE_DEVICES"}
-# Makes torch count devices without initializing CUDA, in case an import asks for the count; and keeps Inductor, where
-# Triton is installed, from starting processes when it is imported, since each rank then had to import it.
-SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCH_WARM_POOL": "0"}
+# Makes torch count devices without initializing CUDA, in case an import asks for the count.
+_SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -117,7 +116,7 @@ class ForkServer:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
         program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
-        own = launch_environment(plan, environ) | SERVER_ENVIRONMENT
+        own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
         with raised_as(_ServerUnfit, f"the server can't be started in {plan.cwd}: "), servers_end:
             command = [*program, str(servers_end.fileno()), str(os.getpid())]
             self._process = start_apart(command, self._log, own, plan.cwd, [servers_end.fileno()])

@@ -1,15 +1,10 @@
 """Each workload, metric, launcher, profiler and plant once, in two minutes on two GPUs: ``./dev gpu --smoke``."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from pytest_aorta import WorkloadRunner
 from pytest_aorta.cli.selftest import SIGNS
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.launch.warm import SERVER_ENVIRONMENT
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.result.measurements import MIN_STEPS_P99
@@ -115,19 +110,6 @@ def test_torchrun_starts_ranks_that_torchs_profiler_traces(pytester, inner):
     pytester.makepyfile(train=LOOP)
     inner(COLD, "--aorta-profiler=torch", "--aorta-results=results").assert_outcomes(passed=2)
     assert len([*pytester.path.glob("results/*/*/ranks/0/trace.json.gz")]) == 2
-
-
-IMPORTING = """
-from pytest_aorta.launch.process.forkserver import ForkServer, preload
-server = ForkServer(None, preload())
-assert server.preload(["torch._inductor.compile_fx"]) is None
-assert not server.kept_out, server.kept_out
-"""
-
-
-def test_inductor_is_imported_by_the_fork_server_where_it_could_start_processes():
-    environ = os.environ | SERVER_ENVIRONMENT
-    subprocess.run([sys.executable, "-c", IMPORTING], env=environ, check=True, timeout=120)
 
 
 ON_GPUS = """
