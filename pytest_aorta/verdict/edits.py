@@ -4,6 +4,7 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import ranks_text, some_of
@@ -11,6 +12,7 @@ from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.series import (
     BATCH,
     GRADIENTS,
+    OFF,
     RANDOM,
     SeriesFacts,
     Setting,
@@ -47,6 +49,9 @@ _COSTS = {
     Cost.FLOPS: "{name} computes {before:,} -> {after:,} FLOPs a step",
     Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float)",
 }
+# Settings of modules, which are looked at before the first step, after steps 1, 2, 4, 8 and so on, and between as time
+# allows. So two launches of the same code agree on them only after these steps.
+_LOOKED_AT = {"tied parameters", "dropout", "trained elements"}
 # What shows in the first step and what shows only in the second one are of one edit.
 _FIRST_STEPS = 2
 # The first step that differs, and the sentence.
@@ -114,24 +119,27 @@ def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
 def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on each setting; one for all parameters for which it changed alike."""
     pairs = [*zip(here.settings, there.settings, strict=False)]
+    gone = {*here.names} ^ {*there.names} if here.names and there.names else set()
     groups: dict[_Change, list[str]] = {}
     # A schedule may change other hyperparameters with the learning rate.
     for change in sorted(
         {change for pair in pairs for change in _changes(*pair)}, key=lambda one: (one[0], one[1] != "lr", one)
     ):
         # A side that ends early has no settings of further steps.
-        if change.name != RANDOM and change.step <= min(here.num_steps, there.num_steps):
+        is_known = change.step <= min(here.num_steps, there.num_steps) and change.group not in gone
+        if change.name != RANDOM and is_known:
             groups.setdefault(change._replace(group=""), []).append(change.group)
     hashed = here.weights.keys() & there.weights.keys()
     is_equal = all(here.weights[step] == there.weights[step] for step in hashed)
-    every = {setting.group for settings in here.settings for setting in settings if setting.group}
+    every = {one.group for side in (here, there) for one in chain(*side.settings) if one.group} - gone
     for change, of in groups.items():
         what = name_of(change.name) + _of(of, every)
         text = f"{what} changed: {change.before} -> {change.after}"
         text = _SENTENCES.get((change.name, change.after), text)
         if change.name == GRADIENTS and is_equal and str(change.step) in hashed:
             text = _ZEROED.get(change.after, text)
-        yield change.step, f"{text} from step {change.step}"
+        is_exact = change.step == 1 or change.name not in _LOOKED_AT
+        yield change.step, f"{text} {f'from step {change.step}' if is_exact else f'at step {change.step} or before'}"
 
 
 def name_of(setting: str) -> str:
@@ -146,14 +154,34 @@ def _of(groups: Sequence[str], every: Iterable[str]) -> str:
 
 
 def _changes(here: Iterable[Setting], there: Iterable[Setting]) -> Iterator[_Change]:
-    """Yield the first change of each setting."""
-    ours, theirs = ({(one.name, one.group): one for one in side} for side in (here, there))
-    for name, group in ours.keys() | theirs.keys():
-        absent = Setting(name, group)
-        now, before = (side.get((name, group), absent) for side in (ours, theirs))
-        steps = sorted(map(int, now.values.keys() | before.values.keys()))
-        if (step := next((step for step in steps if now.at(step) != before.at(step)), None)) is not None:
+    """Yield the first change of each setting, of groups that both sides have."""
+    sides = _by_group(here, there), _by_group(there, here)
+    groups = [{"", *(group for _, group in side)} for side in sides]
+    for name, group in sides[0].keys() | sides[1].keys():
+        now, before = (side.get((name, group), Setting(name)) for side in sides)
+        step = next((step for step in _steps(now, before) if now.at(step) != before.at(step)), None)
+        if step is not None and all(group in known for known in groups):
             yield _Change(step, name, before.at(step), now.at(step), group)
+
+
+def _by_group(side: Iterable[Setting], other: Iterable[Setting]) -> dict[tuple[str, str], Setting]:
+    """Return the settings by name and group; a group alone, which has no name, stands for all of the other side."""
+    own, others = (
+        {(one.name, one.group) for one in some if one.group and one.name != RANDOM} for some in (side, other)
+    )
+    joined = {} if own else others
+    names, groups = {name for name, _ in joined}, {group for _, group in joined}
+    return {(one.name, group): one for one in side for group in (groups if one.name in names else [one.group])}
+
+
+def _steps(now: Setting, before: Setting) -> list[int]:
+    """Return the steps in which both values are known, of those in which one may have changed."""
+    steps = sorted(map(int, now.values.keys() | before.values.keys()))
+    if now.name not in _LOOKED_AT:
+        return steps
+    steps = [1, *(1 + (1 << power) for power in range(steps[-1].bit_length() + 1))]
+    # Modules that a script has wrapped again are no longer known, and seem to drop and share nothing.
+    return [step for step in steps if step == 1 or OFF not in (now.at(step), before.at(step))]
 
 
 def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:

@@ -11,6 +11,7 @@ from tests.unit.builders import make_facts
 from tests.unit.verdict.test_series import launch, series
 
 LR = {"lr": {"1": 0.01, "2": 0.009}}
+WITH_DECAY = "lr", "weight_decay"
 COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_local_scalar_dense": 4})
 GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
 GATHERED = COSTS.replace(collectives=[GATHER])
@@ -58,6 +59,30 @@ CASES = {
         facts(settings={"lr": {"1": 0.01, "9": 0.001}, "dropout": {"1": "off"}}, num_steps=9),
         facts(settings={"lr": {"1": 0.01}, "dropout": {"1": "0.1"}}, num_steps=9),
         ["dropout changed: 0.1 -> off from step 1"],
+    ),
+    "looks at the model at other times, and at a model that was wrapped again": (
+        facts(settings={"dropout": {"1": "0.1"}, "trained elements": {"1": "8", "29": "9"}}, num_steps=50),
+        facts(settings={"dropout": {"1": "0.1", "25": "off"}, "trained elements": {"1": "8", "25": "9"}}, num_steps=50),
+        [],
+    ),
+    "parameters that are trained later": (
+        facts(settings={"trained elements": {"1": "8", "36": "9"}}, num_steps=50),
+        facts(settings={"trained elements": {"1": "8", "25": "9"}}, num_steps=50),
+        ["the number of trained parameters changed: 9 -> 8 at step 33 or before"],
+    ),
+    "groups that are joined": (
+        facts(settings={"lr": {"1": 0.1}, "weight_decay": {"1": 0.1}}),
+        facts(
+            settings={
+                (name, group): {"1": 0.1 * (group == "a" or name == "lr")} for name in WITH_DECAY for group in "ab"
+            }
+        ),
+        ["weight decay of b changed: 0 -> 0.1 from step 1"],
+    ),
+    "a group that is gone": (
+        facts(settings={"lr": {"1": 0.1}}, names=["a", "c"]),
+        facts(settings={("lr", "a"): {"1": 0.1}, ("lr", "b"): {"1": 0.2}}, names=["a", "b"]),
+        ["parameters came or went: c is new, b is gone"],
     ),
     "gradients": (
         facts(settings={"gradients": {"2": "added"}}),
