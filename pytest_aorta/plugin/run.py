@@ -232,7 +232,7 @@ class Controller:
         run = self.run
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
-        if run.options.baselines.is_dir():
+        if run.options.baselines.is_dir() and run.bisection is None:
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
             # Tests were left out if the command line names single tests or --lf, or if a file has an error.

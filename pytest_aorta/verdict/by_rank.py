@@ -120,7 +120,9 @@ class Costs:
         ]
         same = sorted({change.rank for change in changes if change.parts == parts})
         ranks = sorted({change.rank for change in changes})
-        if same != ranks:
+        if others := sorted({change.rank for change in changes if change.parts} - {*same}):
+            where = f" on {ranks_text(same)}; {ranks_text(others)} changed otherwise"
+        elif same != ranks:
             where = f" on {ranks_text(same)} only"
         else:  # stages of a pipeline have costs of their own
             is_one = len({change.totals for change in changes}) == 1

@@ -3,6 +3,7 @@
 A sentence is evidence, never a guess: it names values of both sides that differ.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -81,7 +82,7 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     # Launches of the same code may have other random numbers, as without a seed.
     seeded = pairs if all(one == random[0] for one in random) else []
     kinds = (
-        _of_series(pairs, _classes, _names, _settings),
+        [*_of_series(pairs, _classes, _names), *_of_optimizers(pairs)],
         _of_series(pairs, _samples),
         [*_costs(launches, others)],
         [
@@ -99,6 +100,13 @@ def _of_series(
     pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], *kinds: Callable[[SeriesFacts, SeriesFacts], _Found]
 ) -> list[tuple[int, str]]:
     return [found for pair in pairs for kind in kinds for found in kind(*pair)]
+
+
+def _of_optimizers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> list[tuple[int, str]]:
+    """Return the sentences on settings, each with its optimizer unless it is of all."""
+    found = [(step, text, here.name) for here, there in pairs for step, text in _settings(here, there)]
+    of = Counter(text for _, text, _ in found)
+    return [(step, text if of[text] == len(pairs) else f"{name}: {text}") for step, text, name in found]
 
 
 def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -204,7 +212,9 @@ def _costs(launches: Launches, others: Launches) -> _Found:
             continue
         parts, before, after = change.parts, change.before, change.after
         ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
-        if cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops):
+        calls = Costs(launches, others, Cost.OPERATORS).first()
+        is_alike = len(ratios) == 1 and not (calls and calls.parts.keys() & parts.keys())
+        if cost is Cost.FLOPS and is_alike and len(parts) == len(launches[-1].costs[0].costs.flops):
             yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
             continue
         # Of operators, the one that changed most is named: the others follow.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.result.series import Setting, diverged
+from pytest_aorta.result.series import Setting, diverged, series_facts
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, CostsOfRanks
 from pytest_aorta.verdict.edits import edits
 from tests.unit.builders import make_facts
@@ -136,6 +136,11 @@ CASES = {
         facts(),
         ["each operator computes 0.5 times as much; look at the batch and the length of samples"],
     ),
+    "products of another kind of code": (
+        facts(costs=COSTS.replace(flops={"aten::mm": 6}, operators={"aten::mm": 3})),
+        facts(costs=COSTS.replace(flops={"aten::mm": 8}, operators={"aten::mm": 4})),
+        ["aten::mm computes 8 -> 6 FLOPs a step"],
+    ),
     "one more forward pass": (
         facts(
             costs=COSTS.replace(flops={"aten::mm": 12, "aten::addmm": 5}, host_copies={"aten::_local_scalar_dense": 5})
@@ -229,3 +234,18 @@ def test_random_numbers_that_differ_between_recorded_launches_are_no_cause():
 
 def test_workload_without_recorded_optimizers_has_no_sentence():
     assert edits([make_facts()], [make_facts()]) == []
+
+
+def test_setting_of_one_of_several_optimizers_is_named_with_it():
+    def both(adam: float, muon: float, shape: str) -> Any:
+        rates = {"AdamW": adam, "Muon": muon}
+        found = [
+            series(optimizer=name, settings=[Setting("lr", values={"1": rate}), Setting("batch", values={"1": shape})])
+            for name, rate in rates.items()
+        ]
+        return make_facts(series=series_facts([found]))
+
+    assert edits([both(0.1, 0.3, "[4]")], [both(0.1, 0.2, "[2]")]) == [
+        "the batch changed: [2] -> [4] from step 1",
+        "Muon of DDP(Net): the learning rate changed: 0.2 -> 0.3 from step 1",
+    ]
