@@ -1,12 +1,11 @@
 """``aorta arrange``: compares the gradients of a script with those of the same samples, arranged otherwise."""
 
 import argparse
-import shlex
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.target import ScriptTarget, add_ranks, add_results, add_shared, given_options, launching, opened
 from pytest_aorta.common.text import emit
-from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.options import LauncherKind, shell_words
 from pytest_aorta.plan.world import ALL_DEVICES, WorldSpec
 from pytest_aorta.session.runner import WorkloadRunner
 
@@ -24,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ARGS",
         action="append",
         default=[],
-        type=shlex.split,
+        type=shell_words,
         help="further arguments of an arrangement with the same samples, such as --other='--tp 2'; may be repeated",
     )
     parser.add_argument(

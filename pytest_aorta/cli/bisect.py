@@ -2,9 +2,7 @@
 
 import argparse
 import os
-import shlex
 import sys
-import tempfile
 from argparse import ArgumentTypeError
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Any
 
 from pytest_aorta.cli.pytest_run import run_pytest
 from pytest_aorta.common.errors import SpecError, UsageError
-from pytest_aorta.common.files import raised_as, write_json
+from pytest_aorta.common.files import raised_as, temporary_folder, write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit
+from pytest_aorta.plan.options import shell_words
 from pytest_aorta.plan.reference import check_side, commit_of, first_parents, setup_program
 from pytest_aorta.plan.side import SideSpec, Span, parse_side, parse_span
 from pytest_aorta.session.axes import Over
@@ -104,8 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
         emit([f"{counted(len(commits), 'commit')} after {good.commit[:12]}, up to {bad.commit[:12]}"])
         sys.stdout.flush()
     search = SearchRequest((good, bad), tuple(arguments.setup), arguments.metric, over)
-    with tempfile.TemporaryDirectory(prefix="aorta-bisect-") as folder:
-        code, found = run_pytest(arguments.args, Path(folder), shows_output=True, search=search, tolerances=tolerances)
+    with temporary_folder("aorta-bisect-") as folder:
+        code, found = run_pytest(arguments.args, folder, shows_output=True, search=search, tolerances=tolerances)
     if arguments.result:
         write_json(arguments.result, to_builtins(found.search))
     return code
@@ -140,9 +139,7 @@ def _new_file(text: str) -> Path:
 
 
 def _command(text: str) -> tuple[str, ...]:
-    allowed = f"got {text!r}, allowed is a command, quoted as for a shell ("
-    with raised_as(ArgumentTypeError, allowed, ValueError, ")"):
-        words = tuple(shlex.split(text))
+    words = tuple(shell_words(text))
     if not words:
         raise ArgumentTypeError("got an empty text, allowed is a program with its arguments")
     if setup_program(words) is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.model import from_text, to_json
 from pytest_aorta.common.processes import start_apart, terminable
 from pytest_aorta.session.task import Findings, Task
@@ -18,6 +18,7 @@ PLUGIN = "pytest_aorta.plugin.task"
 OUTPUT_FILE = "pytest.log"
 FINDINGS_FILE = "findings.json"
 _END_S = 60.0
+_PYTEST_USAGE = 4
 _MAX_OUTPUT_LINES = 30
 
 
@@ -39,6 +40,7 @@ def run_pytest(
         asked: Fields of :class:`~pytest_aorta.session.task.Task`.
 
     Raises:
+        UsageError: pytest refuses the words.
         AortaError: pytest did not run the tests.
     """
     log_fd = os.dup(2)  # what launches wait for is said, although the output is kept
@@ -53,17 +55,18 @@ def run_pytest(
         finally:
             _end(process)
     if status not in (ExitCode.OK, ExitCode.PROBLEM):
-        raise unfinished(folder, f"pytest ended with exit code {status}")
+        kind = UsageError if status == _PYTEST_USAGE else AortaError
+        raise unfinished(folder, f"pytest ended with exit code {status}", kind)
     return ExitCode(status), from_text((folder / FINDINGS_FILE).read_text(encoding="utf-8"), Findings)
 
 
-def unfinished(folder: Path, what: str) -> AortaError:
+def unfinished(folder: Path, what: str, kind: type[AortaError] = AortaError) -> AortaError:
     """Return an error about a run of pytest, with the end of the output that its folder has."""
     log = folder / OUTPUT_FILE
     if not log.exists():
-        return AortaError(what)
+        return kind(what)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_MAX_OUTPUT_LINES:]
-    return AortaError("\n".join([f"{what}:", *lines]))
+    return kind("\n".join([f"{what}:", *lines]))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.pytest_run import run_pytest, unfinished
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import create_numbered_folder
+from pytest_aorta.common.files import create_numbered_folder, temporary_folder
 from pytest_aorta.common.text import brief, counted, emit, table
 from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.result.diagnosis import FailureKind
@@ -113,8 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         AortaError: The unchanged tests do not pass, or pytest did not run them.
     """
-    with tempfile.TemporaryDirectory(prefix="aorta-selftest-") as folder:
-        runs = _Runs(Path(folder), (*arguments.tests, *arguments.args))
+    with temporary_folder("aorta-selftest-") as folder:
+        runs = _Runs(folder, (*arguments.tests, *arguments.args))
         unchanged = _unchanged(runs)
         found: dict[str, list[_Finding]] = {nodeid: [] for nodeid in unchanged}
         for number, plant in enumerate(SIGNS, 1):
@@ -161,7 +160,7 @@ class _Runs:
     folder: Path
     words: tuple[str, ...]
 
-    def run(self, *words: str, planted: Planted | None = None) -> dict[str, TestRecord]:
+    def run(self, *words: str, planted: Planted | None = None, records: bool = False) -> dict[str, TestRecord]:
         """Run pytest, and return the record of each test's last attempt by node id.
 
         Raises:
@@ -170,7 +169,7 @@ class _Runs:
         folder = create_numbered_folder(self.folder, "run")
         environ = os.environ | (planted.environ() if planted else {})
         words = (f"--aorta-results={folder / 'results'}", *self.words, *words)
-        _, found = run_pytest(words, folder, environ=environ)
+        _, found = run_pytest(words, folder, environ=environ, records=records)
         launched = {record.nodeid: record for record in found.records if record.launches}
         if not launched:
             raise unfinished(folder, "no test of this run of pytest has launched")
@@ -183,7 +182,8 @@ def _unchanged(runs: _Runs) -> dict[str, TestRecord]:
     if any(row.remedy for record in records.values() for row in record.verdicts):
         emit(["no baseline is stored for this machine: recording one for this command alone"])
         runs.words += (f"--aorta-baselines={runs.folder / 'baselines'}",)
-        runs.run("--update-baselines", f"--aorta-launches={_LAUNCHES}", "--aorta-record=noisy:aorta selftest")
+        how = (f"--aorta-launches={_LAUNCHES}", "--aorta-record=noisy:aorta selftest")
+        runs.run("--update-baselines", *how, records=True)
         records = runs.run()
     for number in range(1, _UNCHANGED_RUNS + 1):
         records = runs.run() if number > 1 else records

@@ -112,6 +112,7 @@ def write_drawing(file: Path, panels: Sequence[tuple[str, Drawing]], problem: st
     if not panels:
         raise ResultError(f"--draw: no graph of streams with a collective was recorded{problem and f': {problem}'}")
     with raised_as(ResultError, f"--draw: {file}: not written: "):
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, svg(panels))
     emit([f"drawn: {file}"])
 

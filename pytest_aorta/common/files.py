@@ -9,7 +9,9 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -196,6 +198,7 @@ SCRATCH_SUFFIX = ".tmp"
 ABANDONED_S = 3600.0
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 _LOCK_POLL_S = 0.02
+_LOCK_FILE = "lock"
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -339,6 +342,23 @@ def acquired(path: Path, mode: int = fcntl.LOCK_EX, permissions: int = 0o666) ->
         pass
     os.close(handle)
     return None
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Yield a temporary folder, and remove those of this user with this ``prefix`` that killed processes have left."""
+    oldest_s = time.time() - ABANDONED_S  # a younger folder may not be locked yet
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):
+            about = left.lstat()
+            is_old = about.st_uid == os.getuid() and about.st_mtime < oldest_s and stat.S_ISDIR(about.st_mode)
+            if is_old and (handle := acquired(left / _LOCK_FILE)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(handle)
+    # The kernel releases the lock when this process ends.
+    with tempfile.TemporaryDirectory(prefix=prefix) as name, (Path(name) / _LOCK_FILE).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield Path(name)
 
 
 def slug(text: str, *, max_length: int = 80) -> str:

@@ -1,6 +1,5 @@
 """The plan of one launch, the one record of what is launched."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
@@ -8,7 +7,7 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import raised_as
+from pytest_aorta.common.files import raised_as, read_json
 from pytest_aorta.common.model import Count, Model, convert
 from pytest_aorta.plan.device_kind import Backend
 from pytest_aorta.plan.options import LauncherKind
@@ -18,6 +17,7 @@ from pytest_aorta.plan.world import World
 
 # Words of a command line in a test; a text in their place would be split into characters.
 Words: TypeAlias = tuple[str, ...] | list[str]
+_MAX_BYTES = 1 << 24
 
 
 class Limits(Model, frozen=True):
@@ -224,10 +224,9 @@ def read_plan(path: Path) -> LaunchPlan:
     """Return the plan in ``plan.json``, which pytest has written into the run folder.
 
     Raises:
-        OSError: The file can't be read.
-        UnreadableFile: Another version of this package has written the plan.
+        UnreadableFile: The file can't be read, or another version of this package has written the plan.
     """
-    return convert(json.loads(path.read_text(encoding="utf-8")), LaunchPlan, str(path))
+    return convert(read_json(path, max_bytes=_MAX_BYTES), LaunchPlan, str(path))
 
 
 def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:

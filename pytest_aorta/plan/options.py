@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -113,6 +114,12 @@ def file_ending_in(*suffixes: str) -> Callable[[str], Path]:
         return Path(text)
 
     return parse
+
+
+def shell_words(text: str) -> list[str]:
+    """Return the words of a text, as an argparse ``type``."""
+    with raised_as(ArgumentTypeError, f"got {text!r}, allowed are words, quoted as for a shell (", ValueError, ")"):
+        return shlex.split(text)
 
 
 def _side(text: str) -> str:

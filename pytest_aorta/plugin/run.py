@@ -232,7 +232,8 @@ class Controller:
         run = self.run
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
-        if run.options.baselines.is_dir() and run.bisection is None:
+        # A search compares no baseline.
+        if run.bisection is None and run.options.baselines.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
             # Tests were left out if the command line names single tests or --lf, or if a file has an error.

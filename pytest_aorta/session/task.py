@@ -12,6 +12,7 @@ class Task(Model, frozen=True):
 
     Attributes:
         findings: Path of the file for :class:`Findings`.
+        records: Whether the run may record baselines.
         search: The search for a commit that the one selected test becomes; None: all tests run as they are.
         tolerances: Metric -> the tolerance of this search in place of the test's own.
         log_fd: The descriptor for lines on launches, in the process that owns the terminal.
@@ -19,6 +20,7 @@ class Task(Model, frozen=True):
     """
 
     findings: str
+    records: bool = False
     search: SearchRequest | None = None
     tolerances: dict[str, str] = {}
     log_fd: int = 2

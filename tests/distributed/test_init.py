@@ -91,10 +91,16 @@ RESUMED = (
         (
             STRANGER,
             3,
-            ("--aorta-launches=3",),
+            (),
             ("arranged otherwise, the script computes the same: the same 16 samples in another arrangement",),
         ),
-        (RESUMED, 2, (), ("snapshot.pt, which the script writes", "the recorder sets seeds")),
+        # Neither weights nor the optimizer's state are loaded, so the test of a restart fails.
+        (
+            RESUMED,
+            2,
+            ("-k", "not restart"),
+            ("snapshot.pt, which the script writes", "the recorder sets seeds", "the test fails: restarted after step"),
+        ),
     ],
     ids=["seeded", "resuming and without a seed"],
 )
@@ -103,12 +109,12 @@ def test_script_is_under_test_after_two_commands_and_a_change_fails(stranger, sc
     begun = run(stranger, "pytest_aorta.cli", "init", "train.py", "--", f"--epochs={epochs}", "--batch-size=8")
     assert begun.returncode == 0, begun.stderr
     assert [text for text in said if text not in begun.stdout] == []
-    recorded = run(stranger, "pytest", "--update-baselines", *options)
+    recorded = run(stranger, "pytest", "--update-baselines", "--aorta-launches=3", *options)
     assert recorded.returncode == 0, recorded.stdout
-    passed = run(stranger, "pytest")
+    passed = run(stranger, "pytest", *options)
     assert passed.returncode == 0, passed.stdout
     (stranger / "train.py").write_text(script.replace("LEARNING_RATE", "1.1e-2"))
-    failed = run(stranger, "pytest")
+    failed = run(stranger, "pytest", *options)
     assert failed.returncode == 1
     assert "Regression: weight_hash" in failed.stdout
 
@@ -127,7 +133,9 @@ UNLEARNABLE = (
 @pytest.mark.extended
 def test_snapshot_that_every_launch_after_the_first_loads_is_no_part_of_the_baseline(stranger):
     (stranger / "train.py").write_text(UNLEARNABLE.replace("LEARNING_RATE", "1e-2"))
-    for command in (("pytest_aorta.cli", "init", "train.py"), ("pytest", "--update-baselines"), ("pytest",)):
+    # The optimizer's state is not saved, so the test of a restart fails.
+    comparing = ("pytest", "-k", "not restart")
+    for command in (("pytest_aorta.cli", "init", "train.py"), (*comparing, "--update-baselines"), comparing):
         (done := run(stranger, *command)).check_returncode()
         if "init" in command:
             assert "without snapshot.pt, which the script writes" in done.stdout

@@ -194,12 +194,11 @@ with open(sys.argv[2], "a") as runs:
 
 def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(repository):
     repository.change_time(at=2, of=3, noise=0.001)
-    repository.project.run("--update-baselines", passed=1)
+    repository.project.run("--update-baselines")
     assert repository.ends(0, "--tolerance", "step_time_p50=900%") == []
     assert "not found: the ends do not differ" in repository.output
-    # A search compares with no baseline.
-    assert "unused" not in repository.output
     assert "change 1" not in repository.output
+    assert "unused" not in repository.output
     repository.finds(2)
 
 
@@ -210,11 +209,13 @@ def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(r
         (["nowhere", "HEAD"], "SIDE nowhere: 'nowhere' is not a commit of this clone; if it"),
         (["HEAD", "HEAD~1"], "is not before"),
         (["HEAD~1", "HEAD", "--setup", "no-such-program x"], "'no-such-program' is not a program on the path"),
-        (["HEAD~1", "HEAD", "--setup", "echo 'x"], "allowed is a command, quoted as for a shell"),
+        (["HEAD~1", "HEAD", "--setup", "echo 'x"], "allowed are words, quoted as for a shell"),
         (["HEAD~1", "HEAD", "--metric", "speed"], "--metric: invalid choice: 'speed' (choose from 'step_time_p50'"),
         (["HEAD~1", "HEAD", "--tolerance", "weight_hash"], "allowed is METRIC=VALUE"),
         (["HEAD~1", "HEAD", "--result", "/nowhere/found.json"], "--result: got '/nowhere/found.json', allowed is"),
         (["HEAD~1", "HEAD", "--result", "."], "--result: got '.', allowed is a file in a folder"),
+        (["HEAD~1", "HEAD", "--", "--update-baselines"], "--update-baselines: this command writes no baselines of"),
+        (["HEAD~1", "HEAD", "--", "-n2"], "-n can't be used in a search"),
     ],
 )
 def test_wrong_command_line_launches_nothing(repository, capfd, arguments, message):

@@ -103,6 +103,11 @@ def test_folder_of_baselines_that_does_not_exist_is_wrong_usage(here, capsys):
     ("arguments", "code", "says"),
     [
         (["--version"], 0, f"aorta {version('pytest-aorta')}\n"),
+        (
+            ["arrange", "--other='", "a.py"],
+            2,
+            '--other: got "\'", allowed are words, quoted as for a shell (No closing',
+        ),
         (["devices"], 2, "devices: use aorta doctor"),  # a subcommand of version 0.1
         *(
             (words, 2, "--help` names what is allowed")

@@ -82,13 +82,14 @@ def test_schedules_that_hide_alike_have_no_advice_and_a_lack_of_graphs_is_said()
 
 
 def test_drawing_is_written_and_nothing_to_draw_is_an_error_with_its_reason(tmp_path, capsys):
-    write_drawing(tmp_path / "a.svg", panels(scaled(2)))
-    assert "reduce-scatter" in (tmp_path / "a.svg").read_text()
-    assert str(tmp_path / "a.svg") in capsys.readouterr().out
+    file = tmp_path / "new" / "a.svg"
+    write_drawing(file, panels(scaled(2)))
+    assert "reduce-scatter" in file.read_text()
+    assert str(file) in capsys.readouterr().out
     with pytest.raises(ResultError, match="--draw: no graph of streams with a collective was recorded: no trace"):
         write_drawing(tmp_path / "b.svg", panels({}), "no trace")
     with pytest.raises(ResultError, match="not written"):
-        write_drawing(tmp_path / "none" / "b.svg", panels(scaled(2)))
+        write_drawing(file / "b.svg", panels(scaled(2)))
 
 
 def test_each_size_is_drawn_below_the_parts_of_all():

@@ -2,6 +2,7 @@ import json
 import os
 import signal
 import string
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from pytest_aorta.common.files import (
     locked,
     read_json,
     slug,
+    temporary_folder,
     write_json,
 )
 from pytest_aorta.common.processes import terminable
@@ -77,6 +79,22 @@ def test_unfinished_files_of_killed_writers_are_deleted_at_the_next_write(tmp_pa
     write_json(tmp_path / "a.json", {})
     # The writer of a young file may still be alive, and the writer of another file deletes that file itself.
     assert {path.name for path in tmp_path.iterdir()} == {young.name, other.name, "a.json"}
+
+
+def test_temporary_folders_of_killed_processes_are_deleted_by_the_next_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = ["aorta-a-old", "aorta-a-young", "aorta-b-old"]
+    hours_ago_s = time.time() - 2 * ABANDONED_S
+    with temporary_folder("aorta-a-") as held:
+        for name in names:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "findings.json").touch()
+        for path in (held, tmp_path / names[0], tmp_path / names[2]):
+            os.utime(path, (hours_ago_s, hours_ago_s))
+        with temporary_folder("aorta-a-"):
+            assert {path.name for path in tmp_path.glob("*old")} == {"aorta-b-old"}
+            assert held.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:]}
 
 
 def test_lock_that_another_holder_keeps_is_not_awaited_longer_than_the_limit(tmp_path):

@@ -120,11 +120,14 @@ def test_node_with_other_gpus_is_refused(plan, nvml, monkeypatch, tmp_path):
     assert "GPUs are ['model 0'], node 0's are ['NVIDIA H200']" in outcome_of(plan, 1).detail
 
 
-def test_surplus_agent_says_so(plan, monkeypatch, capsys):
+def test_surplus_agent_and_an_agent_without_a_plan_say_so(plan, monkeypatch, capsys):
     monkeypatch.setenv("AORTA_NODE_RANK", "2")
     assert cli.main(["agent", str(plan.run_dir)]) == 1
     assert "says it is node 2; the launcher has to start one agent on each of 2 nodes" in capsys.readouterr().err
     assert not (plan.run_dir / "stopping").exists()
+    (plan.run_dir / "plan.json").unlink()
+    assert cli.main(["agent", str(plan.run_dir)]) == 1
+    assert "plan.json: can't be read: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
