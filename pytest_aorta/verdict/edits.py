@@ -3,6 +3,7 @@
 A sentence is evidence, never a guess: it names values of both sides that differ.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -82,7 +83,7 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     # Launches of the same code may have other random numbers, as without a seed.
     seeded = pairs if all(one == random[0] for one in random) else []
     kinds = (
-        [*_of_series(pairs, _classes, _names), *_of_optimizers(pairs)],
+        [*_of_series(pairs, _classes, _names), *_of_optimizers(pairs, do_losses_repeat=_do_losses_repeat(others))],
         _of_series(pairs, _samples),
         [*_costs(launches, others)],
         [
@@ -102,9 +103,22 @@ def _of_series(
     return [found for pair in pairs for kind in kinds for found in kind(*pair)]
 
 
-def _of_optimizers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> list[tuple[int, str]]:
-    """Return the sentences on settings, each with its optimizer unless it is of all."""
-    found = [(step, text, here.name) for here, there in pairs for step, text in _settings(here, there)]
+def _do_losses_repeat(launches: Launches) -> bool:
+    return all([one.loss for one in launch.series] == [one.loss for one in launches[0].series] for launch in launches)
+
+
+def _of_optimizers(
+    pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], *, do_losses_repeat: bool
+) -> list[tuple[int, str]]:
+    """Return the sentences on settings, each with its optimizer unless it is of all.
+
+    A setting that changes after a loss has changed is no cause of that.
+    """
+    found = [
+        (step, text, here.name)
+        for here, there in pairs
+        for step, text in _settings(here, there, _other_loss(here, there) if do_losses_repeat else math.inf)
+    ]
     of = Counter(text for _, text, _ in found)
     return [(step, text if of[text] == len(pairs) else f"{name}: {text}") for step, text, name in found]
 
@@ -124,8 +138,15 @@ def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
             yield 0, f"{kind} came or went: {some_of(names)}"
 
 
-def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on each setting; one for all parameters for which it changed alike."""
+def _other_loss(here: SeriesFacts, there: SeriesFacts) -> float:
+    """Return the first step whose loss differs; infinity if none does."""
+    ranks = zip(here.loss, there.loss, strict=False)
+    steps = (int(step) for one, two in ranks for step in one.keys() & two.keys() if one[step] != two[step])
+    return min(steps, default=math.inf)
+
+
+def _settings(here: SeriesFacts, there: SeriesFacts, last: float) -> _Found:
+    """Yield a sentence on each setting until step ``last``; one for all parameters for which it changed alike."""
     pairs = [*zip(here.settings, there.settings, strict=False)]
     gone = {*here.names} ^ {*there.names} if here.names and there.names else set()
     groups: dict[_Change, list[str]] = {}
@@ -135,7 +156,8 @@ def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
     ):
         # A side that ends early has no settings of further steps.
         is_known = change.step <= min(here.num_steps, there.num_steps) and change.group not in gone
-        if change.name != RANDOM and is_known:
+        is_cause = change.step <= last or change.name in _LOOKED_AT
+        if change.name != RANDOM and is_known and is_cause:
             groups.setdefault(change._replace(group=""), []).append(change.group)
     hashed = here.weights.keys() & there.weights.keys()
     is_equal = all(here.weights[step] == there.weights[step] for step in hashed)

@@ -84,6 +84,11 @@ CASES = {
         facts(settings={("lr", "a"): {"1": 0.1}, ("lr", "b"): {"1": 0.2}}, names=["a", "b"]),
         ["parameters came or went: c is new, b is gone"],
     ),
+    "setting that changes after the loss": (
+        facts(settings={"lr": {"1": 0.01, "2": 0.009}}, loss=[2.0, 0.5]),
+        facts(settings={"lr": {"1": 0.01}}),
+        ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
+    ),
     "gradients": (
         facts(settings={"gradients": {"2": "added"}}),
         facts(settings={"gradients": {"2": "cleared"}}),
@@ -230,6 +235,11 @@ def test_sentence_names_what_differs_first(here, there, expected):
 def test_random_numbers_that_differ_between_recorded_launches_are_no_cause():
     here, *there = (facts(settings={"random numbers": {"0": state}}) for state in ("aa", "bb", "cc"))
     assert edits([here], there) == []
+
+
+def test_setting_that_changes_after_a_loss_that_never_repeats_is_named():
+    here, *there = (facts(settings={"lr": {"2": rate}}, loss=[1 + rate, 0.5]) for rate in (0.1, 0.2, 0.3))
+    assert edits([here], there) == ["the learning rate changed: 0.2 -> 0.1 from step 2"]
 
 
 def test_workload_without_recorded_optimizers_has_no_sentence():
