@@ -3,10 +3,8 @@
 A sentence is evidence, never a guess: it names values of both sides that differ.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import ranks_text, some_of
@@ -83,7 +81,7 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     # Launches of the same code may have other random numbers, as without a seed.
     seeded = pairs if all(one == random[0] for one in random) else []
     kinds = (
-        [*_of_series(pairs, _classes, _names), *_of_optimizers(pairs, do_losses_repeat=_do_losses_repeat(others))],
+        [*_of_series(pairs, _classes, _names), *_of_optimizers(pairs, others)],
         _of_series(pairs, _samples),
         [*_costs(launches, others)],
         [
@@ -103,22 +101,11 @@ def _of_series(
     return [found for pair in pairs for kind in kinds for found in kind(*pair)]
 
 
-def _do_losses_repeat(launches: Launches) -> bool:
-    return all([one.loss for one in launch.series] == [one.loss for one in launches[0].series] for launch in launches)
-
-
-def _of_optimizers(
-    pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], *, do_losses_repeat: bool
-) -> list[tuple[int, str]]:
-    """Return the sentences on settings, each with its optimizer unless it is of all.
-
-    A setting that changes after a loss has changed is no cause of that.
-    """
-    found = [
-        (step, text, here.name)
-        for here, there in pairs
-        for step, text in _settings(here, there, _other_loss(here, there) if do_losses_repeat else math.inf)
-    ]
+def _of_optimizers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], launches: Launches) -> list[tuple[int, str]]:
+    """Return the sentences on settings, each with its optimizer unless it is of all."""
+    losses = [[one.loss for one in launch.series] for launch in launches]
+    do_repeat = all(one == losses[0] for one in losses)
+    found = [(*one, here.name) for here, there in pairs for one in _settings(here, there, do_losses_repeat=do_repeat)]
     of = Counter(text for _, text, _ in found)
     return [(step, text if of[text] == len(pairs) else f"{name}: {text}") for step, text, name in found]
 
@@ -138,30 +125,28 @@ def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
             yield 0, f"{kind} came or went: {some_of(names)}"
 
 
-def _other_loss(here: SeriesFacts, there: SeriesFacts) -> float:
-    """Return the first step whose loss differs; infinity if none does."""
-    ranks = zip(here.loss, there.loss, strict=False)
-    steps = (int(step) for one, two in ranks for step in one.keys() & two.keys() if one[step] != two[step])
-    return min(steps, default=math.inf)
+def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) -> _Found:
+    """Yield a sentence on each setting; one for all parameters for which it changed alike.
 
-
-def _settings(here: SeriesFacts, there: SeriesFacts, last: float) -> _Found:
-    """Yield a sentence on each setting until step ``last``; one for all parameters for which it changed alike."""
+    A setting that changes after the loss is no cause of that.
+    """
     pairs = [*zip(here.settings, there.settings, strict=False)]
+    ranks = zip(here.loss, there.loss, strict=False) if do_losses_repeat else ()
+    other = [int(step) for one, two in ranks for step in one if one[step] != two.get(step)]
+    # A side that ends early has no settings of further steps.
+    end = min(here.num_steps, there.num_steps)
     gone = {*here.names} ^ {*there.names} if here.names and there.names else set()
     groups: dict[_Change, list[str]] = {}
     # A schedule may change other hyperparameters with the learning rate.
     for change in sorted(
         {change for pair in pairs for change in _changes(*pair)}, key=lambda one: (one[0], one[1] != "lr", one)
     ):
-        # A side that ends early has no settings of further steps.
-        is_known = change.step <= min(here.num_steps, there.num_steps) and change.group not in gone
-        is_cause = change.step <= last or change.name in _LOOKED_AT
-        if change.name != RANDOM and is_known and is_cause:
+        last = end if change.name in _LOOKED_AT else min([end, *other])
+        if change.name != RANDOM and change.group not in gone and change.step <= last:
             groups.setdefault(change._replace(group=""), []).append(change.group)
     hashed = here.weights.keys() & there.weights.keys()
     is_equal = all(here.weights[step] == there.weights[step] for step in hashed)
-    every = {one.group for side in (here, there) for one in chain(*side.settings) if one.group} - gone
+    every = {setting.group for settings in here.settings for setting in settings if setting.group}
     for change, of in groups.items():
         what = name_of(change.name) + _of(of, every)
         text = f"{what} changed: {change.before} -> {change.after}"
@@ -196,11 +181,8 @@ def _changes(here: Iterable[Setting], there: Iterable[Setting]) -> Iterator[_Cha
 
 def _by_group(side: Iterable[Setting], other: Iterable[Setting]) -> dict[tuple[str, str], Setting]:
     """Return the settings by name and group; a group alone, which has no name, stands for all of the other side."""
-    own, others = (
-        {(one.name, one.group) for one in some if one.group and one.name != RANDOM} for some in (side, other)
-    )
-    joined = {} if own else others
-    names, groups = {name for name, _ in joined}, {group for _, group in joined}
+    joined = [] if any(one.group for one in side) else [one for one in other if one.group]
+    names, groups = {one.name for one in joined}, {one.group for one in joined}
     return {(one.name, group): one for one in side for group in (groups if one.name in names else [one.group])}
 
 
