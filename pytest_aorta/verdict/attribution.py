@@ -108,6 +108,8 @@ class Sides:
         match cause:
             case Cause.MACHINE:
                 return "aorta doctor --check"
+            case Cause.CODE if self.after.provenance.dirty:
+                return command(f"--aorta-ab={after}")
             case Cause.CODE if before != after:
                 return shlex.join(["aorta", "bisect", before, after, "--", test])
             case Cause.ENVIRONMENT if there != here:

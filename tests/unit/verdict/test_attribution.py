@@ -36,6 +36,12 @@ CASES = {
     "other code, in turn": (EDITED, {"in_turn": True}, f"code: {'a' * 12} -> {'b' * 12}; both were launched in turn"),
     "other code and torch, in turn": (EDITED | TORCH, {"in_turn": True}, None),
     "edited code, in turn": ({"dirty": True}, {"in_turn": True}, f"code: {'a' * 12} -> {'a' * 12} and changes; "),
+    "other code and edited, exact": (
+        EDITED | KERNEL | {"dirty": True},
+        {"is_exact": True},
+        f"code: {'a' * 12} -> {'b' * 12} and changes; the metric does not depend on the machine's speed; to settle it: "
+        f"pytest --aorta-ab={'b' * 12}",
+    ),
     "other code at the same speed": (
         EDITED,
         {"checks": SAME_SPEED},
