@@ -62,7 +62,8 @@ def restart_of(runner: WorkloadRunner, target: ScriptTarget, pair: Pair) -> Rest
         words = map(repr, [target.script, own, args])
         return Restart(", ".join([*words, *(f"{key}={value!r}" for key, value in given.items())]), note)
     shown = " or ".join(" ".join(args[len(own) :]) or "its own arguments" for args in tried)
-    said = f"the script saves after step {after}, but does not load that with {shown}"
+    saves = "at its end" if STEPS in str(own) else f"after step {after}"
+    said = f"the script saves {saves}, but does not load that with {shown}"
     return Restart("", f"a restart is not tested: {said}")
 
 

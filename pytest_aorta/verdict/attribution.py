@@ -108,9 +108,8 @@ class Sides:
         match cause:
             case Cause.MACHINE:
                 return "aorta doctor --check"
-            case Cause.CODE if self.after.provenance.dirty:
-                return command(f"--aorta-ab={after}")
-            case Cause.CODE if before != after:
+            # Changes that are in no commit are in none that a bisection tries.
+            case Cause.CODE if before != after and not self.after.provenance.dirty:
                 return shlex.join(["aorta", "bisect", before, after, "--", test])
             case Cause.ENVIRONMENT if there != here:
                 return command(f"--aorta-ab=with:torch=={there}")

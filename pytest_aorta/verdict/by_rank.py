@@ -120,7 +120,9 @@ class Costs:
         ]
         same = sorted({change.rank for change in changes if change.parts == parts})
         ranks = sorted({change.rank for change in changes})
-        if same != ranks:
+        if others := sorted({change.rank for change in changes if change.parts} - {*same}):
+            where = f" on {ranks_text(same)}; {ranks_text(others)} changed otherwise"
+        elif same != ranks:
             where = f" on {ranks_text(same)} only"
         else:  # stages of a pipeline have costs of their own
             is_one = len({change.totals for change in changes}) == 1
@@ -282,12 +284,12 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
     verdict = _judge_points(row, *([{at: points[at] for at in shared} for points in side] for side in (here, there)))
     if not lost and not added:
         return verdict
+    side = "the launch" if lost else f"the {row.reference}"
+    detail = f"{side} has no {row.metric.name} of {_first(lost or added, row)}{_optimizers(row)}"
     if verdict.outcome is Outcome.REGRESSION:
-        return verdict.replace(detail=f"{verdict.detail}; {_optimizers(row)}")
+        return verdict.replace(detail=f"{verdict.detail}; {detail}")
     if lost:
-        detail = f"the launch has no {row.metric.name} of {_first(lost, row)}; {_optimizers(row)}"
         return row.lost(detail, row.value, verdict.baseline)
-    detail = f"the {row.reference} has no {row.metric.name} of {_first(added, row)}; {_optimizers(row)}"
     return row.missing(MissingPart.BASELINE_VALUE, detail).replace(baseline=verdict.baseline)
 
 
@@ -335,9 +337,11 @@ def _first(points: set[_Point], row: Row) -> _Point:
 
 
 def _optimizers(row: Row) -> str:
-    sides = [(side[-1], word) for side, word in ((row.launches, "the launch"), (row.others, f"the {row.reference}"))]
-    counts = [f"{word} has {', '.join(f'{one.steps} of {one.name}' for one in side.series)}" for side, word in sides]
-    return brief("; ".join(counts), 300)
+    """Return the optimizers of both sides with their steps, after a semicolon; empty if they are the same."""
+    here, there = (
+        ", ".join(f"{one.steps} of {one.name}" for one in side[-1].series) for side in (row.launches, row.others)
+    )
+    return "" if here == there else brief(f"; the launch has {here}; the {row.reference} has {there}", 300)
 
 
 def _do_bits_repeat(row: Row, there: _Curves) -> bool:

@@ -3,7 +3,10 @@
 A sentence is evidence, never a guess: it names values of both sides that differ.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import ranks_text, some_of
@@ -11,6 +14,7 @@ from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.series import (
     BATCH,
     GRADIENTS,
+    OFF,
     RANDOM,
     SeriesFacts,
     Setting,
@@ -47,6 +51,9 @@ _COSTS = {
     Cost.FLOPS: "{name} computes {before:,} -> {after:,} FLOPs a step",
     Cost.HOST_COPIES: "the host reads a value {before} -> {after} times a step (.item(), print, float)",
 }
+# Settings of modules, which are looked at before the first step, after steps 1, 2, 4, 8 and so on, and between as time
+# allows. So two launches of the same code agree on them only after these steps.
+_LOOKED_AT = {"tied parameters", "dropout", "trained elements"}
 # What shows in the first step and what shows only in the second one are of one edit.
 _FIRST_STEPS = 2
 # The first step that differs, and the sentence.
@@ -76,7 +83,7 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     # Launches of the same code may have other random numbers, as without a seed.
     seeded = pairs if all(one == random[0] for one in random) else []
     kinds = (
-        _of_series(pairs, _classes, _names, _settings),
+        [*_of_series(pairs, _classes, _names), *_of_optimizers(pairs, do_losses_repeat=_do_losses_repeat(others))],
         _of_series(pairs, _samples),
         [*_costs(launches, others)],
         [
@@ -96,6 +103,26 @@ def _of_series(
     return [found for pair in pairs for kind in kinds for found in kind(*pair)]
 
 
+def _do_losses_repeat(launches: Launches) -> bool:
+    return all([one.loss for one in launch.series] == [one.loss for one in launches[0].series] for launch in launches)
+
+
+def _of_optimizers(
+    pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], *, do_losses_repeat: bool
+) -> list[tuple[int, str]]:
+    """Return the sentences on settings, each with its optimizer unless it is of all.
+
+    A setting that changes after a loss has changed is no cause of that.
+    """
+    found = [
+        (step, text, here.name)
+        for here, there in pairs
+        for step, text in _settings(here, there, _other_loss(here, there) if do_losses_repeat else math.inf)
+    ]
+    of = Counter(text for _, text, _ in found)
+    return [(step, text if of[text] == len(pairs) else f"{name}: {text}") for step, text, name in found]
+
+
 def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on another class of optimizer or model."""
     sides = (side.name.partition(" of ") for side in (there, here))
@@ -111,27 +138,38 @@ def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
             yield 0, f"{kind} came or went: {some_of(names)}"
 
 
-def _settings(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on each setting; one for all parameters for which it changed alike."""
+def _other_loss(here: SeriesFacts, there: SeriesFacts) -> float:
+    """Return the first step whose loss differs; infinity if none does."""
+    ranks = zip(here.loss, there.loss, strict=False)
+    steps = (int(step) for one, two in ranks for step in one.keys() & two.keys() if one[step] != two[step])
+    return min(steps, default=math.inf)
+
+
+def _settings(here: SeriesFacts, there: SeriesFacts, last: float) -> _Found:
+    """Yield a sentence on each setting until step ``last``; one for all parameters for which it changed alike."""
     pairs = [*zip(here.settings, there.settings, strict=False)]
+    gone = {*here.names} ^ {*there.names} if here.names and there.names else set()
     groups: dict[_Change, list[str]] = {}
     # A schedule may change other hyperparameters with the learning rate.
     for change in sorted(
         {change for pair in pairs for change in _changes(*pair)}, key=lambda one: (one[0], one[1] != "lr", one)
     ):
         # A side that ends early has no settings of further steps.
-        if change.name != RANDOM and change.step <= min(here.num_steps, there.num_steps):
+        is_known = change.step <= min(here.num_steps, there.num_steps) and change.group not in gone
+        is_cause = change.step <= last or change.name in _LOOKED_AT
+        if change.name != RANDOM and is_known and is_cause:
             groups.setdefault(change._replace(group=""), []).append(change.group)
     hashed = here.weights.keys() & there.weights.keys()
     is_equal = all(here.weights[step] == there.weights[step] for step in hashed)
-    every = {setting.group for settings in here.settings for setting in settings if setting.group}
+    every = {one.group for side in (here, there) for one in chain(*side.settings) if one.group} - gone
     for change, of in groups.items():
         what = name_of(change.name) + _of(of, every)
         text = f"{what} changed: {change.before} -> {change.after}"
         text = _SENTENCES.get((change.name, change.after), text)
         if change.name == GRADIENTS and is_equal and str(change.step) in hashed:
             text = _ZEROED.get(change.after, text)
-        yield change.step, f"{text} from step {change.step}"
+        is_exact = change.step == 1 or change.name not in _LOOKED_AT
+        yield change.step, f"{text} {f'from step {change.step}' if is_exact else f'at step {change.step} or before'}"
 
 
 def name_of(setting: str) -> str:
@@ -146,14 +184,34 @@ def _of(groups: Sequence[str], every: Iterable[str]) -> str:
 
 
 def _changes(here: Iterable[Setting], there: Iterable[Setting]) -> Iterator[_Change]:
-    """Yield the first change of each setting."""
-    ours, theirs = ({(one.name, one.group): one for one in side} for side in (here, there))
-    for name, group in ours.keys() | theirs.keys():
-        absent = Setting(name, group)
-        now, before = (side.get((name, group), absent) for side in (ours, theirs))
-        steps = sorted(map(int, now.values.keys() | before.values.keys()))
-        if (step := next((step for step in steps if now.at(step) != before.at(step)), None)) is not None:
+    """Yield the first change of each setting, of groups that both sides have."""
+    sides = _by_group(here, there), _by_group(there, here)
+    groups = [{"", *(group for _, group in side)} for side in sides]
+    for name, group in sides[0].keys() | sides[1].keys():
+        now, before = (side.get((name, group), Setting(name)) for side in sides)
+        step = next((step for step in _steps(now, before) if now.at(step) != before.at(step)), None)
+        if step is not None and all(group in known for known in groups):
             yield _Change(step, name, before.at(step), now.at(step), group)
+
+
+def _by_group(side: Iterable[Setting], other: Iterable[Setting]) -> dict[tuple[str, str], Setting]:
+    """Return the settings by name and group; a group alone, which has no name, stands for all of the other side."""
+    own, others = (
+        {(one.name, one.group) for one in some if one.group and one.name != RANDOM} for some in (side, other)
+    )
+    joined = {} if own else others
+    names, groups = {name for name, _ in joined}, {group for _, group in joined}
+    return {(one.name, group): one for one in side for group in (groups if one.name in names else [one.group])}
+
+
+def _steps(now: Setting, before: Setting) -> list[int]:
+    """Return the steps in which both values are known, of those in which one may have changed."""
+    steps = sorted(map(int, now.values.keys() | before.values.keys()))
+    if now.name not in _LOOKED_AT:
+        return steps
+    steps = [1, *(1 + (1 << power) for power in range(steps[-1].bit_length() + 1))]
+    # Modules that a script has wrapped again are no longer known, and seem to drop and share nothing.
+    return [step for step in steps if step == 1 or OFF not in (now.at(step), before.at(step))]
 
 
 def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -176,7 +234,9 @@ def _costs(launches: Launches, others: Launches) -> _Found:
             continue
         parts, before, after = change.parts, change.before, change.after
         ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
-        if cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops):
+        calls = Costs(launches, others, Cost.OPERATORS).first()
+        is_alike = len(ratios) == 1 and not (calls and calls.parts.keys() & parts.keys())
+        if cost is Cost.FLOPS and is_alike and len(parts) == len(launches[-1].costs[0].costs.flops):
             yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
             continue
         # Of operators, the one that changed most is named: the others follow.

@@ -43,9 +43,9 @@ def judge_schedules(row: Row, value: Callable[[Schedule], float]) -> Verdict:
     details = []
     if outcome is Outcome.REGRESSION:
         counts, lost = _cause(row.launches, row.others, rank)
-        # Where no collective lost what hides it, the step has other work.
-        operators = Costs(row.launches, row.others, Cost.OPERATORS)
-        details = [(not lost and operators.text_of(rank)) or _sentence(counts, lost)]
+        # Where no collective lost what hides it, the step has fewer hidden ones, or other work.
+        works = (Costs(row.launches, row.others, cost).text_of(rank) for cost in (Cost.COLLECTIVES, Cost.OPERATORS))
+        details = [_sentence(counts, lost) if lost else next(filter(None, works), counts)]
         details += filter(None, [row.other_versions()])
     delta = after - before if scale is Scale.POINTS else after / before - 1 if before else None
     return row.decided(outcome, float(after), float(before), "; ".join(details), delta)

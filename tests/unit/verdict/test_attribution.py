@@ -36,12 +36,6 @@ CASES = {
     "other code, in turn": (EDITED, {"in_turn": True}, f"code: {'a' * 12} -> {'b' * 12}; both were launched in turn"),
     "other code and torch, in turn": (EDITED | TORCH, {"in_turn": True}, None),
     "edited code, in turn": ({"dirty": True}, {"in_turn": True}, f"code: {'a' * 12} -> {'a' * 12} and changes; "),
-    "other code and edited, exact": (
-        EDITED | KERNEL | {"dirty": True},
-        {"is_exact": True},
-        f"code: {'a' * 12} -> {'b' * 12} and changes; the metric does not depend on the machine's speed; to settle it: "
-        f"pytest --aorta-ab={'b' * 12}",
-    ),
     "other code at the same speed": (
         EDITED,
         {"checks": SAME_SPEED},
@@ -66,3 +60,13 @@ def test_cause_is_claimed_only_where_facts_tell_it(changes, known, claimed):
     line = Sides(before, after, **known).line("test_a.py::test_x", lambda *words: f"pytest {' '.join(words)}")
     assert line.startswith(claimed) if claimed else line == ""
     assert ("; to settle it: " in line) is (bool(claimed) and not known.get("in_turn"))
+
+
+@pytest.mark.parametrize(
+    ("dirty", "remedy"),
+    [(False, f"aorta bisect {'a' * 12} {'b' * 12} -- test_a.py::test_x"), (True, f"pytest --aorta-ab={'a' * 12}")],
+)
+def test_changes_that_are_in_no_commit_are_settled_by_a_comparison_with_the_commit_before(dirty, remedy):
+    before, after = make_facts(**OLD), make_facts(**OLD | EDITED | {"dirty": dirty})
+    line = Sides(before, after, is_exact=True).line("test_a.py::test_x", lambda *words: f"pytest {' '.join(words)}")
+    assert line.endswith(f"; to settle it: {remedy}")

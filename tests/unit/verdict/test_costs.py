@@ -174,6 +174,11 @@ def test_ranks_that_differ_are_named_and_the_worst_decides():
     assert row.detail.endswith("on rank 1 only")
 
 
+def test_other_change_of_other_ranks_is_said():
+    row = judged(changed(operators={"aten::mm": 99, "aten::add": 990}), changed(operators={"aten::mm": 200}))
+    assert row["operators"].detail.endswith("on rank 0; rank 1 changed otherwise")
+
+
 def test_ranks_with_costs_of_their_own_that_change_alike_name_the_rank_of_the_values():
     stages = [changed(operators={"aten::mm": 10}), changed(operators={"aten::mm": 20})]
     more = [changed(operators={"aten::mm": 15}), changed(operators={"aten::mm": 25})]

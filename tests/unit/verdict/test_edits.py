@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.result.series import Setting, diverged
+from pytest_aorta.result.series import Setting, diverged, series_facts
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, CostsOfRanks
 from pytest_aorta.verdict.edits import edits
 from tests.unit.builders import make_facts
 from tests.unit.verdict.test_series import launch, series
 
 LR = {"lr": {"1": 0.01, "2": 0.009}}
+WITH_DECAY = "lr", "weight_decay"
 COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_local_scalar_dense": 4})
 GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
 GATHERED = COSTS.replace(collectives=[GATHER])
@@ -58,6 +59,35 @@ CASES = {
         facts(settings={"lr": {"1": 0.01, "9": 0.001}, "dropout": {"1": "off"}}, num_steps=9),
         facts(settings={"lr": {"1": 0.01}, "dropout": {"1": "0.1"}}, num_steps=9),
         ["dropout changed: 0.1 -> off from step 1"],
+    ),
+    "looks at the model at other times, and at a model that was wrapped again": (
+        facts(settings={"dropout": {"1": "0.1"}, "trained elements": {"1": "8", "29": "9"}}, num_steps=50),
+        facts(settings={"dropout": {"1": "0.1", "25": "off"}, "trained elements": {"1": "8", "25": "9"}}, num_steps=50),
+        [],
+    ),
+    "parameters that are trained later": (
+        facts(settings={"trained elements": {"1": "8", "36": "9"}}, num_steps=50),
+        facts(settings={"trained elements": {"1": "8", "25": "9"}}, num_steps=50),
+        ["the number of trained parameters changed: 9 -> 8 at step 33 or before"],
+    ),
+    "groups that are joined": (
+        facts(settings={"lr": {"1": 0.1}, "weight_decay": {"1": 0.1}}),
+        facts(
+            settings={
+                (name, group): {"1": 0.1 * (group == "a" or name == "lr")} for name in WITH_DECAY for group in "ab"
+            }
+        ),
+        ["weight decay of b changed: 0 -> 0.1 from step 1"],
+    ),
+    "a group that is gone": (
+        facts(settings={"lr": {"1": 0.1}}, names=["a", "c"]),
+        facts(settings={("lr", "a"): {"1": 0.1}, ("lr", "b"): {"1": 0.2}}, names=["a", "b"]),
+        ["parameters came or went: c is new, b is gone"],
+    ),
+    "setting that changes after the loss": (
+        facts(settings={"lr": {"1": 0.01, "2": 0.009}}, loss=[2.0, 0.5]),
+        facts(settings={"lr": {"1": 0.01}}),
+        ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
     ),
     "gradients": (
         facts(settings={"gradients": {"2": "added"}}),
@@ -110,6 +140,11 @@ CASES = {
         facts(costs=COSTS.replace(flops={"aten::mm": 4, "aten::addmm": 2})),
         facts(),
         ["each operator computes 0.5 times as much; look at the batch and the length of samples"],
+    ),
+    "products of another kind of code": (
+        facts(costs=COSTS.replace(flops={"aten::mm": 6}, operators={"aten::mm": 3})),
+        facts(costs=COSTS.replace(flops={"aten::mm": 8}, operators={"aten::mm": 4})),
+        ["aten::mm computes 8 -> 6 FLOPs a step"],
     ),
     "one more forward pass": (
         facts(
@@ -202,5 +237,25 @@ def test_random_numbers_that_differ_between_recorded_launches_are_no_cause():
     assert edits([here], there) == []
 
 
+def test_setting_that_changes_after_a_loss_that_never_repeats_is_named():
+    here, *there = (facts(settings={"lr": {"2": rate}}, loss=[1 + rate, 0.5]) for rate in (0.1, 0.2, 0.3))
+    assert edits([here], there) == ["the learning rate changed: 0.2 -> 0.1 from step 2"]
+
+
 def test_workload_without_recorded_optimizers_has_no_sentence():
     assert edits([make_facts()], [make_facts()]) == []
+
+
+def test_setting_of_one_of_several_optimizers_is_named_with_it():
+    def both(adam: float, muon: float, shape: str) -> Any:
+        rates = {"AdamW": adam, "Muon": muon}
+        found = [
+            series(optimizer=name, settings=[Setting("lr", values={"1": rate}), Setting("batch", values={"1": shape})])
+            for name, rate in rates.items()
+        ]
+        return make_facts(series=series_facts([found]))
+
+    assert edits([both(0.1, 0.3, "[4]")], [both(0.1, 0.2, "[2]")]) == [
+        "the batch changed: [2] -> [4] from step 1",
+        "Muon of DDP(Net): the learning rate changed: 0.2 -> 0.3 from step 1",
+    ]

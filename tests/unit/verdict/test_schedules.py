@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pytest_aorta.result.trace.profiled_steps import Costs, CostsOfRanks
+from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, CostsOfRanks
 from pytest_aorta.result.trace.schedule import distinct_schedules
 from pytest_aorta.result.trace.step_graph import Node, Work
 from pytest_aorta.verdict.applicability import choose_tolerances
@@ -71,6 +71,21 @@ def test_a_new_collective_that_compute_hides_is_named():
     assert row.outcome is REGRESSION
     assert row.detail.startswith("3 of 19 collectives")
     assert row.detail.endswith("3 of 18 before: all_gather of layers.9 is new")
+
+
+def test_a_hidden_collective_that_is_gone_is_named():
+    last = len(GOOD.nodes) - 1
+    gather = Node(Work.COLLECTIVE, "all_gather", 1, [last], num_bytes=1 << 24, group="0", group_size=8, of="layers.9")
+    fewer, more = (
+        GOOD.replace(nodes=[*GOOD.nodes, *new, Node(Work.COMPUTE, "aten::mm", 0, [last], flops=10**12)])
+        for new in ([], [gather])
+    )
+    now, usual = (
+        [CostsOfRanks([0, 1], Costs(collectives=[CollectiveCost("all_gather", calls)], operators={"aten::mm": calls}))]
+        for calls in (18, 19)
+    )
+    row = judged(fewer, fewer, before=[launch(more, more, costs=usual)] * 2, costs=now)["scheduled_overlap_ratio"]
+    assert (row.outcome, row.detail) == (REGRESSION, "all_gather 19 -> 18 a step")
 
 
 def test_a_new_collective_is_named_by_its_own_line_also_if_others_of_its_kind_follow():

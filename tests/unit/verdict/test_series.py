@@ -176,6 +176,13 @@ def test_equal_steps_are_compared_where_numbers_of_steps_differ():
     assert "the baseline has 4 steps" in row.detail
 
 
+def test_optimizers_are_named_beside_a_step_without_a_value_only_if_they_differ():
+    here, there = ({str(step): 1.0 + more for step in steps} for steps, more in (((2, 3), 0.5), ((1, 2, 3), 0)))
+    now, before = (launch(series(CURVE, grad_norm=norms)) for norms in (here, there))
+    row = judged(now, before, before, metric="grad_norm")
+    assert row.detail.endswith(f"1.5, recorded 1.0; the launch has no grad_norm of step 1 of {NAME} on rank 0")
+
+
 NEWER, LOOSELY = SURE | {"torch": "2.13.0"}, [value * 1.01 for value in CURVE]
 
 
