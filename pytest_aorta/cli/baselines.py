@@ -75,7 +75,8 @@ def _add(arguments: argparse.Namespace) -> int:
             if new != old:
                 write_baseline(folder, new)
                 lines += change_lines(old, new)
-    emit(lines or [f"nothing was added: {folder} has every baseline of {source}"])
+    has = f"{folder} has every baseline of {source}" if found else f"{source} has no baseline"
+    emit(lines or [f"nothing was added: {has}"])
     return ExitCode.OK
 
 

@@ -95,6 +95,10 @@ class ColdLaunchWarning(UserWarning):
         super().__init__(visible(message))
 
 
+# With the decorators of the standard library that call this package's functions.
+_OWN = ("pytest_aorta.", "functools", "contextlib")
+
+
 def drop_frames(error: BaseException) -> None:
     """Leave the frames of this package out of an error's traceback, below the frame where it begins.
 
@@ -104,7 +108,7 @@ def drop_frames(error: BaseException) -> None:
     kept = error.__traceback__
     while kept is not None:
         below = first = kept.tb_next
-        while below is not None and _module(below).startswith("pytest_aorta."):
+        while below is not None and _module(below).startswith(_OWN):
             below = below.tb_next
         if below is None and first is not None and _module(kept).startswith("_pytest."):
             first.tb_next = None

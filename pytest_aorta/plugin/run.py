@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.processes import Terminated, terminable
 from pytest_aorta.common.text import visible
 from pytest_aorta.plan.options import CODE_QUALITY_SUFFIX, FINDINGS_SUFFIX, Options
 from pytest_aorta.plugin.markers import can_launch
@@ -149,8 +149,12 @@ class Controller:
                     file.with_suffix(suffix).unlink(missing_ok=True)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Note Ctrl-C or ``pytest.exit``, which can give the run any exit status."""
-        self.ended_by = f"pytest.exit: {excinfo.value}" if excinfo.errisinstance(pytest.exit.Exception) else "Ctrl-C"
+        """Note Ctrl-C, SIGTERM or ``pytest.exit``, which can give the run any exit status."""
+        match excinfo.value:
+            case pytest.exit.Exception() as error:
+                self.ended_by = f"pytest.exit: {error}"
+            case error:
+                self.ended_by = "SIGTERM" if isinstance(error, Terminated) else "Ctrl-C"
         if self.run.options.update_baselines:
             self.run.notes.append(
                 f"recording was ended by {self.ended_by}; run it again for the tests that had not ended"

@@ -241,6 +241,8 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     lines = [*found.details, *damaged]
     if launch.has_folder and (problem := _cannot_write(plan.run_dir)):
         lines.insert(0, f"{plan.run_dir} can't be written: {problem}")
+    if plan.reference and plan.reference.worktree and re.search("No module named|No such file", headline):
+        lines.append(f"files of {plan.reference.name} are those of its commit, without untracked ones and submodules")
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices stay leased")
     lines.append(f"plan, logs and stacks: {plan.run_dir}" if launch.has_folder else _OTHER_FOLDER)

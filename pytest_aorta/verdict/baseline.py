@@ -142,7 +142,8 @@ def read_baseline_file(path: Path, *, upgrades: bool = False) -> Baseline:
         document = read_json(path, max_bytes=MAX_BYTES)
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version == _OLDER_VERSION and upgrades:
-        with raised_as(BaselineError, f"{path}: can't be upgraded: ", (LookupError, TypeError, AttributeError)):
+        wrong, remedy = f"{path}: can't be upgraded: ", "; delete the file and record the baseline again"
+        with raised_as(BaselineError, wrong, (LookupError, TypeError, AttributeError), remedy):
             document = _upgraded(document)
     elif version != SCHEMA_VERSION:
         remedy = (

@@ -100,12 +100,19 @@ def test_run_that_a_test_ends_says_so_and_is_no_success_whatever_its_exit_code(p
     assert "ended by pytest.exit: the GPU is lost; 1 test, " in text
 
 
-def test_recording_that_a_test_ends_says_so_and_claims_nothing_of_launches(project):
-    project.one_test("workload.run('toy'); pytest.exit('enough', returncode=0)")
-    shows = "recording was ended by pytest.exit: enough; run it again for the tests that had not ended"
-    assert project.run("--aorta-markdown=out.md", "--update-baselines", shows=shows).ret == pytest.ExitCode.OK
+@pytest.mark.parametrize(
+    ("end", "by", "code"),
+    [
+        ("pytest.exit('enough', returncode=0)", "pytest.exit: enough", pytest.ExitCode.OK),
+        ("import os; os.kill(os.getpid(), 15)", "SIGTERM", pytest.ExitCode.INTERRUPTED),
+    ],
+)
+def test_recording_that_is_ended_says_so_and_claims_nothing_of_launches(project, end, by, code):
+    project.one_test(f"workload.run('toy'); {end}")
+    shows = f"recording was ended by {by}; run it again for the tests that had not ended"
+    assert project.run("--aorta-markdown=out.md", "--update-baselines", shows=shows).ret == code
     text = (project.path / "out.md").read_text()
-    assert "the run ended early, 0 of 0 tests failed until then\n\nended by pytest.exit: enough\n" in text
+    assert f"the run ended early, 0 of 0 tests failed until then\n\nended by {by}\n" in text
     assert "no test launched" not in text
 
 

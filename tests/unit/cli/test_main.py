@@ -90,10 +90,12 @@ def test_baselines_beside_unreadable_ones_are_rewritten_and_the_command_fails(he
     assert f"{bad.relative_to(here)}: not valid JSON" in err
 
 
-def test_folder_of_baselines_that_does_not_exist_is_wrong_usage(here, capsys):
+def test_folder_of_baselines_that_does_not_exist_is_wrong_usage_and_an_empty_one_is_said(here, capsys):
     message = refused(capsys, "baselines", "upgrade", "--folder", "absent")
     assert message.startswith("aorta: absent: there is no such folder of baselines; name it with --folder, or record")
     assert not Path("absent").exists()
+    Path("none").mkdir()
+    assert said(capsys, "baselines", "add", "none") == "nothing was added: none has no baseline\n"
 
 
 # the command itself

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.reference import Reference, Worktree
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -144,6 +145,17 @@ def diagnose(run_dir: Path, left: Left) -> LaunchFailure:
     assert found.rank is None or re.search(rf"ranks? (\d+, )*{found.rank}\b", found.text)
     assert lines[-1].endswith(str(run_dir))
     return found
+
+
+def test_commit_that_lacks_an_untracked_file_is_said_to_be_without_them(tmp_path):
+    for rank in (0, 1):
+        error = raised(rank, "No module named 'helper'", "ModuleNotFoundError")["error.json"]
+        write_rank_file(tmp_path, rank, "error.json", error)
+    worktree = Worktree(tmp_path, "a" * 40, tmp_path, tmp_path)
+    plan = make_plan(tmp_path, reference=Reference("main", "python", tmp_path, worktree))
+    failure = launch_failure(plan, EXITED)
+    assert failure is not None
+    assert "files of main are those of its commit, without untracked ones and submodules" in failure.details
 
 
 def check_parts(text: str, parts: tuple[str, ...]) -> None:
