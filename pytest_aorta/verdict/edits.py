@@ -4,7 +4,7 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import ranks_text, some_of
@@ -262,7 +262,7 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
         pairs = [(one.get(step), other.get(step)) for one, other in zip(*sides, strict=False)]
         ranks = [rank for rank, (one, other) in enumerate(pairs) if None not in (one, other) and one != other]
         ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
-        if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1":
+        if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1" and _is_scale(ratio, {*pairs}):
             return f"the {what} of step {step} is {ratio} times as large {equal}how it is scaled or averaged"
         if ranks and what == "loss":
             who = "" if len(ranks) == len(pairs) else f" on {ranks_text(ranks)}"
@@ -276,6 +276,11 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
     backward = "" if is_reduction else "backward, "
     places = f"{backward}how gradients are reduced and clipped, and the optimizer"
     return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
+
+
+def _is_scale(ratio: str, pairs: Collection[object]) -> bool:
+    """Return whether several values have the same ratio, or it is a whole number, as of ranks or micro-batches."""
+    return len(pairs) > 1 or any(f"{factor:.4g}".isdigit() for factor in (float(ratio), 1 / float(ratio)))
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

@@ -161,6 +161,11 @@ CASES = {
         facts(),
         ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
     ),
+    "another loss that ranks share": (
+        facts(loss=[1.0421, 0.5]),
+        facts(),
+        ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
+    ),
     "other loss of ranks": (
         facts({"loss": [2.0, 0.5]}, {"loss": [3.0, 0.5]}),
         facts(),
