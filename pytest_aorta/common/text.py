@@ -105,6 +105,9 @@ _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3\.\d+/|/torch/|/
 # A frame of a traceback in a text: its first line, then its source, which is indented further.
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]*)", line \d+.*\n(?:    .*(?:\n|\Z))*', re.MULTILINE)
 
+# What leads to a chain's last error, of which no frame is left.
+_LINK = re.compile(r"\n\n(The above exception|During handling of).*:\s*\Z")
+
 
 def is_harness(file: str) -> bool:
     """Return whether the file starts, imports or watches the code of ranks."""
@@ -138,7 +141,7 @@ def traceback_lines(text: str, error_type: str, message: str, limit: int, file: 
     start = max(whole or starts, default=len(lines))
     # Notes of the error follow its message.
     lines = lines[:start] + lines[start + max(1, len(message.splitlines())) :]
-    return _shortened("\n".join(lines), limit, file)
+    return _shortened(_LINK.sub("", "\n".join(lines)), limit, file)
 
 
 def _shortened(text: str, limit: int, file: str) -> list[str]:

@@ -158,6 +158,15 @@ def test_commit_that_lacks_an_untracked_file_is_said_to_be_without_them(tmp_path
     assert "files of main are those of its commit, without untracked ones and submodules" in failure.details
 
 
+def test_chain_of_errors_whose_last_has_no_frame_ends_with_the_cause(tmp_path):
+    chain = (
+        "KeyError: 'a'\n\nThe above exception was the direct cause of the following exception:\n\nValueError: boom\n"
+    )
+    text = diagnose(tmp_path, Left({0: raised(1, text=chain)})).text
+    assert "KeyError: 'a'" in text
+    assert "direct cause" not in text
+
+
 def check_parts(text: str, parts: tuple[str, ...]) -> None:
     """Check that the text has the parts in this order, the first part in its first line."""
     assert parts[0] in text.splitlines()[0]
