@@ -18,9 +18,11 @@ _CONTINUE = (
         "backward passes",
         "clipped to",
         "trained elements",
+        "tied parameters",
+        "{text} {",
+        "{name}: {text",
         "the optimizer",
         "the model",
-        "{text} from",
     ),
     *("from step", "at step", "the same samples", "other samples", "after the first loss", "when the optimizer"),
     *(
