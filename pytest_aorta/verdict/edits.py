@@ -280,7 +280,8 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
 
 def _is_scale(ratio: str, pairs: Collection[object]) -> bool:
     """Return whether several values have the same ratio, or it is a whole number, as of ranks or micro-batches."""
-    return len(pairs) > 1 or any(f"{factor:.4g}".isdigit() for factor in (float(ratio), 1 / float(ratio)))
+    factor = float(ratio)
+    return len(pairs) > 1 or (factor != 0 and any(f"{one:.4g}".isdigit() for one in (factor, 1 / factor)))
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

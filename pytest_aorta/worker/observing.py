@@ -197,7 +197,8 @@ class Observer:
                 self._look(found)
                 if is_chosen and self.record.hash_weights:
                     found.hash()
-        if is_chosen and self.record.hash_weights and not self._is_simulated:
+        has_new_groups = found.num_groups < len(optimizer.param_groups)
+        if (is_chosen or has_new_groups) and self.record.hash_weights and not self._is_simulated:
             found.hash_at_the_end()
 
         # The next step begins last.

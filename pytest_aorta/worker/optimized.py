@@ -161,6 +161,8 @@ class Optimized:
         self._places: list[tuple[int, str]] = []
         self._values = Values()
         self._last_words: weakref.finalize[Any, Optimizer] | None = None
+        # The groups of parameters that are hashed at the end.
+        self.num_groups = 0
 
     @property
     def running(self) -> StepCounter | ScriptCapture | None:
@@ -328,7 +330,7 @@ class Optimized:
         if self._last_words is not None:
             self._last_words.detach()
         # The optimizer keeps the tensors alive itself, and these are dropped with it.
-        named = self._named(optimizer)
+        named, self.num_groups = self._named(optimizer), len(optimizer.param_groups)
         self._last_words = weakref.finalize(optimizer, self._hash_freed, named, optimizer.state)
         self._last_words.atexit = False
 

@@ -149,6 +149,26 @@ def test_model_that_is_freed_while_torch_fakes_tensors_is_hashed_after_its_last_
     assert [*only(recording.result()).weights.hashes] == ["0", "1", "2", "4", "5"]
 
 
+def test_parameters_that_are_added_after_the_last_hashed_step_are_hashed_when_the_model_is_freed(recording):
+    def hashes(*, every: bool) -> dict[str, str]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(Net(4, 4), Net(4, 4))
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        with observing(hash_weights=True, hash_every_step=every) as own:
+            for step in range(1, 8):
+                if step == 6:
+                    optimizer.add_param_group({"params": model[0].parameters()})
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).square().mean().backward()
+                optimizer.step()
+            del model, optimizer
+            gc.collect()
+            return only(own.result()).weights.hashes
+
+    plain, every = hashes(every=False), hashes(every=True)
+    assert (plain["7"], plain["4"]) == (every["7"], every["4"])
+
+
 def test_gradient_that_is_lost_in_the_last_step_is_seen(recording):
     def hashes(change: float) -> dict[str, str]:
         with observing(hash_weights=True) as own:

@@ -166,6 +166,11 @@ CASES = {
         facts(),
         ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
     ),
+    "loss that is zero": (
+        facts(loss=[0.0, 0.5]),
+        facts(),
+        ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
+    ),
     "other loss of ranks": (
         facts({"loss": [2.0, 0.5]}, {"loss": [3.0, 0.5]}),
         facts(),
