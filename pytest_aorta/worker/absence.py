@@ -52,7 +52,8 @@ class Absence:
                 )
             return (
                 f"{made}, and the first {needed - 1} are not timed, as the first has no begin and {warmup} warm up; "
-                f"run at least {needed} steps, or lower warmup in record_optimizer_steps(warmup={warmup})"
+                f"run at least {needed} steps, or lower warmup: record={{'warmup': {warmup}}} in the test, "
+                f"record_optimizer_steps(warmup={warmup}) in a script that calls it"
             )
         if _lacks_devices():
             return "no optimizer stepped, and the script's last lines say that it lacks GPUs; this rank has none"
