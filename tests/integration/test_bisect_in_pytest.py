@@ -265,5 +265,5 @@ def test_more_than_one_test_is_refused(repository, capfd):
     repository.project.write("test_toy.py", EXACT + EXACT.replace("test_one", "test_two"))
     repository.commit()
     repository.commit()
-    assert main(["bisect", "HEAD~1", "HEAD", "--", "test_toy.py"]) == 1
+    assert main(["bisect", "HEAD~1", "HEAD", "--", "test_toy.py"]) == 2
     assert "one test has to be selected, and these arguments select 2" in "".join(capfd.readouterr())
