@@ -1,13 +1,13 @@
-"""Launches of unchanged code on CPU ranks or one GPU: records them, and compares them with each other.
+"""Launches of unchanged code on CPU ranks or GPUs: records them, and compares them with each other.
 
 Record: RECORD_OUT=DIR RECORD_LIMIT_S=3600 python -m pytest benchmarks/verdict/unchanged.py -k cpu
 Compare: python -m benchmarks.verdict.unchanged [DIR/unchanged.jsonl ...] [--draws 100] [--seed 1]
 Each stretch launches one workload or script again and again on 2 warm CPU ranks, every second one beside a process that
-keeps a core busy; ``-k cuda`` launches the workloads on one idle GPU. Each launch is appended to DIR/unchanged.jsonl,
-so a run can be stopped at any moment. A file that ends in .gz is read too; without a file, those of the folder data.
-Launches of one stretch are compared in two ways. In turn: the first ten are the baseline, and the others are compared
-with it one after the other; no launch is a candidate twice. Resampled: ten random launches are the baseline, and the
-others, in random order, the candidates, or the pairs of an A/B.
+keeps a core busy; ``-k cuda`` launches the workloads on all GPUs, which have to be idle. Each launch is appended to
+DIR/unchanged.jsonl, so a run can be stopped at any moment. A file that ends in .gz is read too; without a file, those
+of the folder data. Launches of one stretch are compared in two ways. In turn: the first ten are the baseline, and the
+others are compared with it one after the other; no launch is a candidate twice. Resampled: ten random launches are the
+baseline, and the others, in random order, the candidates, or the pairs of an A/B.
 """
 
 from __future__ import annotations

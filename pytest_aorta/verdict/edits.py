@@ -216,9 +216,9 @@ def _costs(launches: Launches, others: Launches) -> _Found:
             continue
         parts, before, after = change.parts, change.before, change.after
         ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
-        calls = Costs(launches, others, Cost.OPERATORS).first()
-        is_alike = len(ratios) == 1 and not (calls and calls.parts.keys() & parts.keys())
-        if cost is Cost.FLOPS and is_alike and len(parts) == len(launches[-1].costs[0].costs.flops):
+        are_all = cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops)
+        calls = Costs(launches, others, Cost.OPERATORS).first() if are_all else None
+        if are_all and not (calls and calls.parts.keys() & parts.keys()):
             yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
             continue
         # Of operators, the one that changed most is named: the others follow.
