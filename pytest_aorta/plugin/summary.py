@@ -18,12 +18,14 @@ MAX_LINE = 112
 def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str]:
     """Return the lines of a run, the last of which counts its verdicts.
 
-    Verbosity 0 shows one line per finding that no failure contains, 1 one row per metric with its reason, and -1 the
-    last line alone.
+    Verbosity -1 shows one line per finding that no failure contains, 0 warnings too, 1 one row per metric with its
+    reason, and -2 the last line alone.
     """
     lines: list[str] = []
+    if verbosity >= -1:
+        of_record = _all_lines if verbosity > 0 else _finding_lines
+        lines += [line for record in records for line in of_record(record)]
     if verbosity >= 0:
-        lines += [line for record in records for line in (_all_lines(record) if verbosity else _finding_lines(record))]
         lines += [*_simulated(records), *_within_limits(records), *_slower_at_once(records), *_warnings(records)]
     notes = [note for record in records if not _has_finding(record) for note in record.unshown_notes]
     hidden = sum(note.kind is not NoteKind.WARNING for note in notes)

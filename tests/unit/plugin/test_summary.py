@@ -54,10 +54,11 @@ def test_last_line_fits_a_terminal_whatever_happened():
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=[row.outcome.value for row in FINDINGS])
-def test_finding_has_a_line_and_a_count(finding):
-    lines = summary_lines([record(PASS, finding), record(PASS)])
-    assert lines[0] == f"test_a::test_x: {finding}"
-    assert lines[-1].startswith(f"aorta: 2 tests, 1 {finding.outcome}, 2 metrics unchanged, ")
+@pytest.mark.parametrize(("verbosity", "num_findings"), [(0, 1), (-1, 1), (-2, 0)])
+def test_finding_has_a_line_and_a_count(finding, verbosity, num_findings):
+    *lines, last = summary_lines([record(PASS, finding), record(PASS)], verbosity)
+    assert lines[:1] == [f"test_a::test_x: {finding}"][:num_findings]
+    assert last.startswith(f"aorta: 2 tests, 1 {finding.outcome}, 2 metrics unchanged, ")
 
 
 def test_finding_that_the_failure_contains_is_not_repeated():
