@@ -358,7 +358,7 @@ _ROWS = (
         "time of all kernels of a profiled step, mean over ranks; operators on CPU ranks",
         "ms",
         _kernel_ms,
-        2,
+        3,
     ),
     *map(_transfer, BUS_FACTORS),
     Metric(
