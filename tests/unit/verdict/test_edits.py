@@ -25,7 +25,7 @@ def facts(
 ) -> Any:
     named = {(key, "") if isinstance(key, str) else key: values for key, values in (settings or {}).items()}
     changes["settings"] = [Setting(*key, values) for key, values in named.items()]
-    of_ranks = [series(**{"loss": [1.0, 0.5], "weights": {"0": "aa"}} | rank | changes) for rank in ranks or ({}, {})]
+    of_ranks = [series(**{"loss": [1.0, 0.5], "weights": {"0": "aa"}} | changes | rank) for rank in ranks or ({}, {})]
     replicas = diverged([[rank] for rank in of_ranks])
     return launch(*of_ranks, costs=[CostsOfRanks([*range(len(of_ranks))], costs)], replicas=replicas)
 
@@ -42,17 +42,27 @@ CASES = {
         facts(settings={("weight_decay", "a"): {"1": 0.1}, ("weight_decay", "b"): {"1": 0.1}}),
         ["weight decay of b changed: 0.1 -> 0 from step 1"],
     ),
+    "groups with values of their own": (
+        facts(settings={("lr", name): {"1": rate} for name, rate in zip("abc", (0.1, 0.2, 0.3), strict=True)}),
+        facts(settings={("lr", name): {"1": rate} for name, rate in zip("abc", (0.2, 0.4, 0.3), strict=True)}),
+        ["the learning rate of a changed: 0.2 -> 0.1, and that of 1 other group, from step 1"],
+    ),
+    "one rank": (
+        facts({}, {"settings": [Setting("lr", values={"3": 0.1})]}, settings={"lr": {"3": 0.2}}, num_steps=9),
+        facts(settings={"lr": {"3": 0.2}}, num_steps=9),
+        ["the learning rate changed: 0.2 -> 0.1 on rank 1 from step 3"],
+    ),
     "all groups": (
         facts(settings={("lr", "a"): {"1": 0.1}, ("lr", "b"): {"1": 0.1}}),
         facts(settings={("lr", "a"): {"1": 0.2}, ("lr", "b"): {"1": 0.2}}),
         ["the learning rate changed: 0.2 -> 0.1 from step 1"],
     ),
     "two readings": (
-        facts(settings=LR | {"mode": {"1": "eval"}}),
-        facts(settings={"lr": {"1": 0.02}, "mode": {"1": "train"}}),
+        facts(settings=LR | {"backward passes": {"1": "2"}}),
+        facts(settings={"lr": {"1": 0.02}, "backward passes": {"1": "1"}}),
         [
+            "the number of backward passes a step changed: 1 -> 2 from step 1",
             "the learning rate changed: 0.02 -> 0.01 from step 1",
-            "the mode of the model changed: train -> eval from step 1",
         ],
     ),
     "what follows is left out": (
@@ -121,6 +131,11 @@ CASES = {
             "sampler.set_epoch"
         ],
     ),
+    "transformed samples": (
+        facts(samples={"1": ["a"]}),
+        facts(samples={"1": ["b"]}),
+        ["data: other samples from step 1 on, on all ranks; look at the seed, shuffle, the sampler, and transforms"],
+    ),
     "samples of a later step": (
         facts(samples={"1": ["a"], "8": ["c"]}),
         facts(samples={"1": ["a"], "8": ["b"]}),
@@ -186,9 +201,9 @@ CASES = {
         facts(grad_norm={"1": 1.0}),
         ["the gradient norm of step 1 is 1024 times as large with equal weights; look at how it is scaled or averaged"],
     ),
-    "schedule that changes betas too": (
-        facts(settings={"betas": {"2": "(0.9, 0.9)"}, "lr": {"2": 0.1}}),
-        facts(settings={"betas": {"2": "(0.8, 0.9)"}, "lr": {"2": 0.2}}),
+    "schedule that changes betas too, and what the optimizer computes": (
+        facts(settings={"betas": {"2": "(0.9, 0.9)"}, "lr": {"2": 0.1}, "d": {"1": 0.3}}),
+        facts(settings={"betas": {"2": "(0.8, 0.9)"}, "lr": {"2": 0.2}, "d": {"1": 0.1, "2": 0.2}}),
         ["the learning rate changed: 0.2 -> 0.1 from step 2", "betas changed: (0.8, 0.9) -> (0.9, 0.9) from step 2"],
     ),
     "loss of one rank": (
@@ -225,7 +240,9 @@ CASES = {
         ],
     ),
     "random numbers": (
-        facts(settings={"random numbers": {"0": "aa"}}),
+        facts(
+            {}, {"settings": [Setting("random numbers", values={"0": "aa"})]}, settings={"random numbers": {"0": "bb"}}
+        ),
         facts(settings={"random numbers": {"0": "bb"}}),
         ["random numbers: torch's generator had another state when the optimizer was made; look at the seed"],
     ),
@@ -265,7 +282,11 @@ def test_setting_of_one_of_several_optimizers_is_named_with_it():
         ]
         return make_facts(series=series_facts([found]))
 
-    assert edits([both(0.1, 0.3, "[4]")], [both(0.1, 0.2, "[2]")]) == [
+    one, other = both(0.1, 0.3, "[4]"), both(0.1, 0.2, "[2]")
+    alone = one.replace(series=one.series[1:])
+    assert edits([alone], [one]) == ["optimizers came or went: AdamW of DDP(Net) is gone"]
+    assert edits([one], [other.replace(series=other.series[::-1])]) == edits([one], [other])
+    assert edits([one], [other]) == [
         "the batch changed: [2] -> [4] from step 1",
         "Muon of DDP(Net): the learning rate changed: 0.2 -> 0.3 from step 1",
     ]
