@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.link:
         text += f"\n[Report, results and logs]({arguments.link})\n"
     with raised_as(AortaError, f"{arguments.output}: not written: "):
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
         write_text(arguments.output, text)
     emit([str(arguments.output)])
     return ExitCode.OK

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import UnreadableFile, raised_as, read_bytes, slug, write_text
 from pytest_aorta.common.model import Model, Positive, Text, decode, to_json
 from pytest_aorta.common.text import brief
@@ -55,11 +55,12 @@ def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
     Entries are in the order of their runs.
 
     Raises:
-        AortaError: The folder does not exist, contains no history, or has more than :data:`MAX_TOTAL_BYTES`.
+        UsageError: The folder does not exist, or contains no history.
+        AortaError: It has more than :data:`MAX_TOTAL_BYTES`.
     """
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
-        raise AortaError(
+        raise UsageError(
             f"{folder}: contains no history, i.e. no file whose name ends in {SUFFIX}; the option "
             f"--aorta-history={folder} makes pytest write such a file in each run"
         )

@@ -38,7 +38,7 @@ def test_findings_that_can_not_be_used_are_a_comment_that_says_why(tmp_path, con
         content(file)
     else:
         file.write_text(content if isinstance(content, str) else json.dumps(content))
-    output = tmp_path / "comment.md"
+    output = tmp_path / "new" / "comment.md"
     assert main(["comment", str(file), f"--commit={COMMIT}", "--conclusion=success", "-o", str(output)]) == 0
     text = output.read_text(encoding="utf-8")
     assert text.startswith("## \N{CROSS MARK} pytest-aorta: the job ended with success, without usable findings\n\n")

@@ -165,7 +165,7 @@ def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys
     ("arguments", "code", "message"),
     [
         (["history", "--branch", "gone"], 2, "--branch: got 'gone', allowed is one of ['main']"),
-        (["empty"], 1, "contains no history, i.e. no file whose name ends in .jsonl; the option --aorta-history="),
+        (["empty"], 2, "contains no history, i.e. no file whose name ends in .jsonl; the option --aorta-history="),
     ],
 )
 def test_what_can_not_be_searched_is_an_error(here, otava, capsys, arguments, code, message):
