@@ -291,22 +291,29 @@ def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
 def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
     """Return a sentence on the first of loss, norm and weights that differs in a step; empty if none does."""
     has_samples = bool(here.batches.get(step))
-    equal = f"with equal weights{' and samples' if has_samples else ''}; look at "
+    # Between steps, a script may change the weights too.
+    weights = "weights" if step == "1" else f"weights after step {int(step) - 1}"
+    equal = f"with equal {'samples and ' * has_samples}{weights}; look at "
     for what, sides in (("loss", (here.loss, there.loss)), ("gradient norm", (here.grad_norm, there.grad_norm))):
         pairs = [(one.get(step), other.get(step)) for one, other in zip(*sides, strict=False)]
         ranks = [rank for rank, (one, other) in enumerate(pairs) if None not in (one, other) and one != other]
         ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
-        if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1" and _is_scale(ratio, {*pairs}):
+        if (
+            ranks
+            and len(ratios) == 1
+            and (ratio := ratios.pop()) != "1"
+            and _is_scale(ratio, {pairs[rank] for rank in ranks})
+        ):
             return f"the {what} of step {step} is {ratio} times as large {equal}how it is scaled or averaged"
         if ranks and what == "loss":
             who = "" if len(ranks) == len(pairs) else f" on {ranks_text(ranks)}"
-            drawn = "" if step == "1" else "what draws random numbers before it, "
+            drawn = "" if step == "1" else "what draws random numbers or changes weights before it, "
             places = f"{'augmentation' if has_samples else 'the data'}, {drawn}the forward pass and the loss function"
             return f"the loss of step {step} differs{who} {equal}{places}"
     if not (who := other_ranks(here.weights, there.weights, step)):
         return ""
     is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
-    equal = "weights, and gradients before they are reduced" if is_reduction else "weights"
+    equal = f"{weights}, and gradients before they are reduced" if is_reduction else weights
     backward = "" if is_reduction else "backward, "
     places = f"{backward}how gradients are reduced and clipped, and the optimizer"
     return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"

@@ -22,7 +22,7 @@ EDITS = {
     "set_epoch=0": "data: other samples from step 5 on, on all ranks; look at the seed, shuffle, and sampler.set_epoch",
     "sampler_seed=1": "data: other samples from step 1 on, on all ranks; look at the seed, shuffle, the sampler, and "
     "transforms",
-    "scale=2": "the loss of step 1 is 2 times as large with equal weights and samples; look at how it is scaled or "
+    "scale=2": "the loss of step 1 is 2 times as large with equal samples and weights; look at how it is scaled or "
     "averaged",
     "seed=1": "random numbers: torch's generator had another state when the optimizer was made; look at the seed",
 }

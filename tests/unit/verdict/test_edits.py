@@ -176,10 +176,13 @@ CASES = {
         facts(),
         ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
     ),
-    "another loss that ranks share": (
-        facts(loss=[1.0421, 0.5]),
-        facts(),
-        ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
+    "another loss that two of three ranks share": (
+        facts({"loss": []}, {}, {}, loss=[1.0421, 0.5]),
+        facts({"loss": []}, {}, {}),
+        [
+            "the loss of step 1 differs on ranks 1, 2 with equal weights; look at the data, the forward pass and the "
+            "loss function"
+        ],
     ),
     "loss that is zero": (
         facts(loss=[0.0, 0.5]),
@@ -218,8 +221,8 @@ CASES = {
         facts({"loss": [1.0, 0.7]}, {"loss": [1.0, 0.6]}, weights={"0": "aa", "1": "bb"}),
         facts(weights={"0": "aa", "1": "bb"}),
         [
-            "the loss of step 2 differs with equal weights; look at the data, what draws random numbers before it, the "
-            "forward pass and the loss function"
+            "the loss of step 2 differs with equal weights after step 1; look at the data, what draws random numbers "
+            "or changes weights before it, the forward pass and the loss function"
         ],
     ),
     "loss after weights that are not known": (facts(loss=[1.0, 0.7]), facts(), []),
@@ -227,8 +230,8 @@ CASES = {
         facts(weights={"0": "aa", "1": "bb", "2": "cc"}, loss=[1.0, 0.5, 0.3]),
         facts(weights={"0": "aa", "1": "bb", "2": "dd"}, loss=[1.0, 0.5, 0.4]),
         [
-            "the update of step 2 differs on all ranks with equal weights; look at backward, how gradients are reduced "
-            "and clipped, and the optimizer"
+            "the update of step 2 differs on all ranks with equal weights after step 1; look at backward, how "
+            "gradients are reduced and clipped, and the optimizer"
         ],
     ),
     "update from equal gradients": (
