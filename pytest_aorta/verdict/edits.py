@@ -251,7 +251,7 @@ def _costs(launches: Launches, others: Launches) -> _Found:
         parts, before, after = change.parts, change.before, change.after
         ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
         are_all = cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops)
-        calls = Costs(launches, others, Cost.OPERATORS).first() if are_all else None
+        calls = Costs(launches, others, Cost.OPERATORS).first() if cost is Cost.FLOPS else None
         if are_all and not (calls and calls.parts.keys() & parts.keys()):
             yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
             continue
@@ -261,6 +261,10 @@ def _costs(launches: Launches, others: Launches) -> _Found:
             place = costs.place(change, name)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and now < was else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
+            if cost is Cost.FLOPS and name in launches[-1].costs[0].costs.operators.keys() - (
+                calls.parts if calls else ()
+            ):
+                follows = " in as many calls; look at shapes, such as the length of samples"
             yield 1, text.format(name=name, before=was, after=now) + f" in {place}" * bool(place) + follows
 
 

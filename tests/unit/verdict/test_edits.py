@@ -161,6 +161,11 @@ CASES = {
         facts(costs=COSTS.replace(flops={"aten::mm": 8}, operators={"aten::mm": 4})),
         ["aten::mm computes 8 -> 6 FLOPs a step"],
     ),
+    "other shapes": (
+        facts(costs=COSTS.replace(flops={"aten::mm": 6, "aten::addmm": 4}, operators={"aten::mm": 4})),
+        facts(costs=COSTS.replace(operators={"aten::mm": 4})),
+        ["aten::mm computes 8 -> 6 FLOPs a step in as many calls; look at shapes, such as the length of samples"],
+    ),
     "one more forward pass": (
         facts(
             costs=COSTS.replace(flops={"aten::mm": 12, "aten::addmm": 5}, host_copies={"aten::_local_scalar_dense": 5})
