@@ -246,26 +246,28 @@ def _costs(launches: Launches, others: Launches) -> _Found:
     """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
     for cost, text in _COSTS.items():
         costs = Costs(launches, others, cost)
-        if (change := costs.first()) is None:
+        every = costs.changes(launches[-1])
+        if (change := next((one for one in every if one.parts), None)) is None:
             continue
         parts, before, after = change.parts, change.before, change.after
         ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
         are_all = cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops)
         calls = Costs(launches, others, Cost.OPERATORS).first() if cost is Cost.FLOPS else None
-        if are_all and not (calls and calls.parts.keys() & parts.keys()):
+        changed = calls.parts if calls else {}
+        if are_all and not changed.keys() & parts.keys():
             yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
             continue
         # Of operators, the one that changed most is named: the others follow.
         for name in [*parts][:1] if cost is Cost.FLOPS else sorted(parts):
             was, now = before.get(name, 0), after.get(name, 0)
+            ranks = [one.rank for one in every if name in one.parts]
+            who = f" on {ranks_text(ranks)}" * (len(ranks) < len(every))
             place = costs.place(change, name)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and now < was else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
-            if cost is Cost.FLOPS and name in launches[-1].costs[0].costs.operators.keys() - (
-                calls.parts if calls else ()
-            ):
+            if cost is Cost.FLOPS and name in launches[-1].costs[0].costs.operators.keys() - changed.keys():
                 follows = " in as many calls; look at shapes, such as the length of samples"
-            yield 1, text.format(name=name, before=was, after=now) + f" in {place}" * bool(place) + follows
+            yield 1, text.format(name=name, before=was, after=now) + who + f" in {place}" * bool(place) + follows
 
 
 def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:

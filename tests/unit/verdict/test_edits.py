@@ -13,6 +13,7 @@ from tests.unit.verdict.test_series import launch, series
 LR = {"lr": {"1": 0.01, "2": 0.009}}
 WITH_DECAY = "lr", "weight_decay"
 COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_local_scalar_dense": 4})
+READ = COSTS.replace(host_copies={"aten::_local_scalar_dense": 5})
 GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
 GATHERED = COSTS.replace(collectives=[GATHER])
 
@@ -147,9 +148,9 @@ CASES = {
         ["all_gather over 2 ranks, float32: 2 -> 0 calls a step"],
     ),
     "read of a value": (
-        facts(costs=COSTS.replace(host_copies={"aten::_local_scalar_dense": 5})),
+        facts().replace(costs=[CostsOfRanks([0], COSTS), CostsOfRanks([1], READ)]),
         facts(),
-        ["the host reads a value 4 -> 5 times a step (.item(), print, float)"],
+        ["the host reads a value 4 -> 5 times a step (.item(), print, float) on rank 1"],
     ),
     "batch of no loader": (
         facts(costs=COSTS.replace(flops={"aten::mm": 4, "aten::addmm": 2})),
