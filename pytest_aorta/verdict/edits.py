@@ -161,20 +161,22 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
     hashed = here.weights.keys() & there.weights.keys()
     is_equal = all(here.weights[step] == there.weights[step] for step in hashed)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
-    number = Counter((change.step, change.name) for change, of in groups.items() for _ in of)
+    # Where groups or ranks have values of their own, as a rate by layer, one sentence is for all.
+    own = {change: of if any(of) else of[""] for change, of in groups.items()}
+    number = Counter((change.step, change.name) for change in own for _ in own[change])
     for change, of in groups.items():
-        # Where groups have values of their own, as by layer, one sentence is for all.
-        if (rest := (number.pop((change.step, change.name), 0) - len(of)) * any(of)) < 0:
+        if (rest := number.pop((change.step, change.name), 0) - len(own[change])) < 0:
             continue
         who = {*chain(*of.values())}
         what = name_of(change.name) + _of([*of], every)
         text = f"{what} changed: {change.before} -> {change.after}"
-        text += f", and that of {counted(rest, 'other group')}," * bool(rest)
         text = _SENTENCES.get((change.name, change.after), text)
         if change.name == GRADIENTS and is_equal and str(change.step) in hashed:
             text = _ZEROED.get(change.after, text)
         is_exact = change.step == 1 or change.name not in _LOOKED_AT
         text += f" on {ranks_text(who)}" * (len(who) < max(len(here.settings), len(there.settings)))
+        others = f"in {counted(rest, 'other group')}" if any(of) else f"on {counted(rest, 'other rank')}"
+        text += f", and otherwise {others}," * bool(rest)
         yield change.step, f"{text} {f'from step {change.step}' if is_exact else f'at step {change.step} or before'}"
 
 

@@ -46,7 +46,12 @@ CASES = {
     "groups with values of their own": (
         facts(settings={("lr", name): {"1": rate} for name, rate in zip("abc", (0.1, 0.2, 0.3), strict=True)}),
         facts(settings={("lr", name): {"1": rate} for name, rate in zip("abc", (0.2, 0.4, 0.3), strict=True)}),
-        ["the learning rate of a changed: 0.2 -> 0.1, and that of 1 other group, from step 1"],
+        ["the learning rate of a changed: 0.2 -> 0.1, and otherwise in 1 other group, from step 1"],
+    ),
+    "ranks with values of their own": (
+        facts(*({"settings": [Setting("batch", values={"1": size})]} for size in ("[2]", "[3]"))),
+        facts(*({"settings": [Setting("batch", values={"1": size})]} for size in ("[4]", "[5]"))),
+        ["the batch changed: [4] -> [2] on rank 0, and otherwise on 1 other rank, from step 1"],
     ),
     "one rank": (
         facts({}, {"settings": [Setting("lr", values={"3": 0.1})]}, settings={"lr": {"3": 0.2}}, num_steps=9),
