@@ -248,9 +248,9 @@ def _costs(launches: Launches, others: Launches) -> _Found:
     """Yield sentences on FLOPs, and on each collective, and read of a value, of the first rank that differs."""
     for cost, text in _COSTS.items():
         costs = Costs(launches, others, cost)
-        every = costs.changes(launches[-1])
-        if (change := next((one for one in every if one.parts), None)) is None:
+        if (change := costs.first()) is None:
             continue
+        every = costs.changes(launches[-1])
         parts, before, after = change.parts, change.before, change.after
         ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
         are_all = cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops)
