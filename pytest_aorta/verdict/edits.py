@@ -57,6 +57,8 @@ _LOOKED_AT = {"tied parameters", "dropout", "trained elements"}
 _CHANGED = {*_NAMES, *_LOOKED_AT, "momentum", "betas", "autocast", GRADIENTS, RANDOM}
 # What shows in the first step and what shows only in the second one are of one edit.
 _FIRST_STEPS = 2
+# The least difference from 1 of a ratio that several ranks share.
+_LEAST_SCALE = 0.01
 # The first step that differs, and the sentence.
 _Found: TypeAlias = Iterator[tuple[int, str]]
 
@@ -328,9 +330,12 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
 
 
 def _is_scale(ratio: str, pairs: Collection[object]) -> bool:
-    """Return whether several values have the same ratio, or it is a whole number, as of ranks or micro-batches."""
+    """Return whether several values have the same ratio, or it is a whole number, as of ranks or micro-batches.
+
+    Ratios close to 1 are the same by chance.
+    """
     factor = float(ratio)
-    return len(pairs) > 1 or (factor != 0 and any(f"{one:.4g}".isdigit() for one in (factor, 1 / factor)))
+    return (len(pairs) > 1 and abs(factor - 1) > _LEAST_SCALE) or (factor != 0 and any(f"{one:.4g}".isdigit() for one in (factor, 1 / factor)))
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:
