@@ -26,8 +26,11 @@ _CONTINUE = (
     ),
     *("from step", "at step", "the same samples", "other samples", "after the first loss", "when the optimizer"),
     *(
-        "with equal weights",
-        "weights, and gradients",
+        "with equal {",
+        "weights after step",
+        "and sampler.set_epoch",
+        "the sampler, and",
+        "{weights}, and gradients",
         "what draws",
         "{backward}how",
         "gradient norm",
@@ -71,6 +74,7 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("gradients of the step before are no longer", "`zero_grad` lost, or called too early", "the loop"),
             Meaning("gradients of the step before are cleared", "`zero_grad` added", "the loop"),
             Meaning("gradients of the step before are set to", "`set_to_none`", "`zero_grad`"),
+            Meaning("optimizers came or went", "an optimizer that no longer steps, or a new one", "the loop"),
             Meaning("{kind} came or went", "a layer, a bias or a tie came or went", "the model's constructor"),
             Meaning(
                 "data: {what}", "order, shuffling or content of samples", "seed, `set_epoch`, `shuffle`, transforms"

@@ -90,7 +90,7 @@ def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files]) -
             resumed, pair = pair.varies, twice(settings, alone)
             reason = f"; else {resumed}" if resumed and not pair.varies else ""
             notes.append(f"each launch runs in a copy of this folder without {shown}, which the script writes{reason}")
-        notes.append(f"these launches left {shown} in this folder")
+        notes.append(f"these launches left files in this folder: {shown}")
     if pair.repeats:
         notes.append("weights are compared bit by bit: two launches computed the same")
     elif not pair.varies:

@@ -250,6 +250,10 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
             return counted(self.num_steps, "step")
         return f"{' and '.join(map(str, self.rank_steps))} steps by rank"
 
+    def settings_of(self, rank: int) -> list[Setting]:
+        """Return the settings of a rank."""
+        return self.settings[min(rank, len(self.settings) - 1)]
+
     def turn(self, step: int) -> int:
         """Return the place of a step in the order of all optimizers' steps; of step 0, that before the first step."""
         if not 0 < len(self.turns) >= step:

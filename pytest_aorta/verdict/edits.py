@@ -5,9 +5,10 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from pytest_aorta.common.text import ranks_text, some_of
+from pytest_aorta.common.text import counted, ranks_text, some_of
 from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.series import (
     BATCH,
@@ -52,6 +53,8 @@ _COSTS = {
 # Settings of modules, which are looked at before the first step, after steps 1, 2, 4, 8 and so on, and between as time
 # allows. So two launches of the same code agree on them only after these steps.
 _LOOKED_AT = {"tied parameters", "dropout", "trained elements"}
+# Settings that scripts change from step to step. Another one that changes so is computed by the optimizer: Prodigy's d.
+_CHANGED = {*_NAMES, *_LOOKED_AT, "momentum", "betas", "autocast", GRADIENTS, RANDOM}
 # What shows in the first step and what shows only in the second one are of one edit.
 _FIRST_STEPS = 2
 # The first step that differs, and the sentence.
@@ -76,12 +79,12 @@ def edits(launches: Launches, others: Launches) -> list[str]:
         return []
     here = launches[-1]
     there = max(others, key=lambda one: sum(len(rank) for series in one.series for rank in series.settings))
-    pairs = list(zip(here.series, there.series, strict=False))
+    pairs, names = _pairs(here.series, there.series)
     random = [list(map(_random_of, one.series)) for one in others]
     # Launches of the same code may have other random numbers, as without a seed.
     seeded = pairs if all(one == random[0] for one in random) else []
     kinds = (
-        [*_of_series(pairs, _classes, _names), *_of_optimizers(pairs, others)],
+        [*names, *_of_series(pairs, _classes, _names), *_of_optimizers(pairs, others)],
         _of_series(pairs, _samples),
         [*_costs(launches, others)],
         [
@@ -93,6 +96,18 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     found = next(filter(None, kinds), [])
     first = max(min((step for step, _ in found), default=0), _FIRST_STEPS)
     return list(dict.fromkeys(text for step, text in found if step <= first))
+
+
+def _pairs(
+    here: Sequence[SeriesFacts], there: Sequence[SeriesFacts]
+) -> tuple[list[tuple[SeriesFacts, SeriesFacts]], list[tuple[int, str]]]:
+    """Return each optimizer of both sides, by name and then in order, with a sentence on those that one side lacks."""
+    sides = [{one.name: one for one in side} for side in (here, there)]
+    pairs = [(one, sides[1][name]) for name, one in sides[0].items() if name in sides[1]]
+    alone = [[one for name, one in side.items() if name not in other] for side, other in (sides, sides[::-1])]
+    if len(here) == len(there) or not pairs:
+        return [*pairs, *zip(*alone, strict=False)], []
+    return pairs, [(0, f"optimizers came or went: {some_of(came_or_went(*sides))}")]
 
 
 def _of_series(
@@ -130,30 +145,38 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
 
     A setting that changes after the loss is no cause of that.
     """
-    pairs = [*zip(here.settings, there.settings, strict=False)]
     ranks = zip(here.loss, there.loss, strict=False) if do_losses_repeat else ()
     other = [int(step) for one, two in ranks for step in one if one[step] != two.get(step)]
     # A side that ends early has no settings of further steps.
     end = min(here.num_steps, there.num_steps)
     gone = {*here.names} ^ {*there.names} if here.names and there.names else set()
-    groups: dict[_Change, list[str]] = {}
-    # A schedule may change other hyperparameters with the learning rate.
-    for change in sorted(
-        {change for pair in pairs for change in _changes(*pair)}, key=lambda one: (one[0], one[1] != "lr", one)
-    ):
+    groups: dict[_Change, dict[str, list[int]]] = {}
+    # A schedule may count backward passes, and change other hyperparameters with the learning rate.
+    first = "backward passes", "lr"
+    changes = _changes(here, there)
+    for change in sorted(changes, key=lambda one: (one.step, *(one.name != name for name in first), one)):
         last = end if change.name in _LOOKED_AT else min([end, *other])
         if change.name != RANDOM and change.group not in gone and change.step <= last:
-            groups.setdefault(change._replace(group=""), []).append(change.group)
+            groups.setdefault(change._replace(group=""), {})[change.group] = changes[change]
     hashed = here.weights.keys() & there.weights.keys()
     is_equal = all(here.weights[step] == there.weights[step] for step in hashed)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
+    # Where groups or ranks have values of their own, as a rate by layer, one sentence is for all.
+    own = {change: of if any(of) else of[""] for change, of in groups.items()}
+    number = Counter((change.step, change.name) for change in own for _ in own[change])
     for change, of in groups.items():
-        what = name_of(change.name) + _of(of, every)
+        if (rest := number.pop((change.step, change.name), 0) - len(own[change])) < 0:
+            continue
+        who = {*chain(*of.values())}
+        what = name_of(change.name) + _of([*of], every)
         text = f"{what} changed: {change.before} -> {change.after}"
         text = _SENTENCES.get((change.name, change.after), text)
         if change.name == GRADIENTS and is_equal and str(change.step) in hashed:
             text = _ZEROED.get(change.after, text)
         is_exact = change.step == 1 or change.name not in _LOOKED_AT
+        text += f" on {ranks_text(who)}" * (len(who) < max(len(here.settings), len(there.settings)))
+        others = f"in {counted(rest, 'other group')}" if any(of) else f"on {counted(rest, 'other rank')}"
+        text += f", and otherwise {others}," * bool(rest)
         yield change.step, f"{text} {f'from step {change.step}' if is_exact else f'at step {change.step} or before'}"
 
 
@@ -168,14 +191,25 @@ def _of(groups: Sequence[str], every: Iterable[str]) -> str:
     return f" of {some_of(groups)}"
 
 
-def _changes(here: Iterable[Setting], there: Iterable[Setting]) -> Iterator[_Change]:
+def _changes(here: SeriesFacts, there: SeriesFacts) -> dict[_Change, list[int]]:
+    """Return the first change of each setting, with the ranks that have it; a single entry is that of all ranks."""
+    ranks: dict[_Change, list[int]] = {}
+    count = max(len(here.settings), len(there.settings)) if here.settings and there.settings else 0
+    for rank in range(count):
+        for change in _of_rank(here.settings_of(rank), there.settings_of(rank)):
+            ranks.setdefault(change, []).append(rank)
+    return ranks
+
+
+def _of_rank(here: Iterable[Setting], there: Iterable[Setting]) -> Iterator[_Change]:
     """Yield the first change of each setting, of groups that both sides have."""
     sides = _by_group(here, there), _by_group(there, here)
     groups = [{"", *(group for _, group in side)} for side in sides]
     for name, group in sides[0].keys() | sides[1].keys():
         now, before = (side.get((name, group), Setting(name)) for side in sides)
         step = next((step for step in _steps(now, before) if now.at(step) != before.at(step)), None)
-        if step is not None and all(group in known for known in groups):
+        is_computed = name not in _CHANGED and max(len(now.values), len(before.values)) > 1
+        if step is not None and not is_computed and all(group in known for known in groups):
             yield _Change(step, name, before.at(step), now.at(step), group)
 
 
@@ -204,7 +238,9 @@ def _samples(here: SeriesFacts, there: SeriesFacts) -> _Found:
             when = f"from step {step} on" if is_first else f"at step {step} or before"
             are_same = here.samples.get(str(step)) == there.samples.get(str(step))
             what = "the same samples in another order" if are_same else "other samples"
-            yield step, f"data: {what} {when}, on {who}; look at the seed, shuffle, and sampler.set_epoch"
+            # Only from the first step on, each sample may be transformed in another way.
+            places = "and sampler.set_epoch" if are_same or step > 1 else "the sampler, and transforms"
+            yield step, f"data: {what} {when}, on {who}; look at the seed, shuffle, {places}"
             return
 
 
@@ -214,20 +250,26 @@ def _costs(launches: Launches, others: Launches) -> _Found:
         costs = Costs(launches, others, cost)
         if (change := costs.first()) is None:
             continue
+        every = costs.changes(launches[-1])
         parts, before, after = change.parts, change.before, change.after
         ratios = {f"{after.get(name, 0) / before[name]:.5g}" for name in parts if before.get(name)}
         are_all = cost is Cost.FLOPS and len(ratios) == 1 and len(parts) == len(launches[-1].costs[0].costs.flops)
-        calls = Costs(launches, others, Cost.OPERATORS).first() if are_all else None
-        if are_all and not (calls and calls.parts.keys() & parts.keys()):
+        calls = Costs(launches, others, Cost.OPERATORS).first() if cost is Cost.FLOPS else None
+        changed = calls.parts if calls else {}
+        if are_all and not changed.keys() & parts.keys():
             yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
             continue
         # Of operators, the one that changed most is named: the others follow.
         for name in [*parts][:1] if cost is Cost.FLOPS else sorted(parts):
             was, now = before.get(name, 0), after.get(name, 0)
+            ranks = [one.rank for one in every if name in one.parts]
+            who = f" on {ranks_text(ranks)}" * (len(ranks) < len(every))
             place = costs.place(change, name)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and now < was else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
-            yield 1, text.format(name=name, before=was, after=now) + f" in {place}" * bool(place) + follows
+            if cost is Cost.FLOPS and name in launches[-1].costs[0].costs.operators.keys() - changed.keys():
+                follows = " in as many calls; look at shapes, such as the length of samples"
+            yield 1, text.format(name=name, before=was, after=now) + who + f" in {place}" * bool(place) + follows
 
 
 def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -257,22 +299,29 @@ def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
 def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
     """Return a sentence on the first of loss, norm and weights that differs in a step; empty if none does."""
     has_samples = bool(here.batches.get(step))
-    equal = f"with equal weights{' and samples' if has_samples else ''}; look at "
+    # Between steps, a script may change the weights too.
+    weights = "weights" if step == "1" else f"weights after step {int(step) - 1}"
+    equal = f"with equal {'samples and ' * has_samples}{weights}; look at "
     for what, sides in (("loss", (here.loss, there.loss)), ("gradient norm", (here.grad_norm, there.grad_norm))):
         pairs = [(one.get(step), other.get(step)) for one, other in zip(*sides, strict=False)]
         ranks = [rank for rank, (one, other) in enumerate(pairs) if None not in (one, other) and one != other]
         ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
-        if ranks and len(ratios) == 1 and (ratio := ratios.pop()) != "1" and _is_scale(ratio, {*pairs}):
+        if (
+            ranks
+            and len(ratios) == 1
+            and (ratio := ratios.pop()) != "1"
+            and _is_scale(ratio, {pairs[rank] for rank in ranks})
+        ):
             return f"the {what} of step {step} is {ratio} times as large {equal}how it is scaled or averaged"
         if ranks and what == "loss":
             who = "" if len(ranks) == len(pairs) else f" on {ranks_text(ranks)}"
-            drawn = "" if step == "1" else "what draws random numbers before it, "
+            drawn = "" if step == "1" else "what draws random numbers or changes weights before it, "
             places = f"{'augmentation' if has_samples else 'the data'}, {drawn}the forward pass and the loss function"
             return f"the loss of step {step} differs{who} {equal}{places}"
     if not (who := other_ranks(here.weights, there.weights, step)):
         return ""
     is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
-    equal = "weights, and gradients before they are reduced" if is_reduction else "weights"
+    equal = f"{weights}, and gradients before they are reduced" if is_reduction else weights
     backward = "" if is_reduction else "backward, "
     places = f"{backward}how gradients are reduced and clipped, and the optimizer"
     return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
@@ -294,8 +343,7 @@ def _random_of(series: SeriesFacts) -> list[list[Setting]]:
 
 
 def _random(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    sides = zip(_random_of(here), _random_of(there), strict=False)
-    for step in sorted({change.step for pair in sides for change in _changes(*pair)}):
+    for step in sorted({change.step for change in _changes(here, there) if change.name == RANDOM}):
         when = "after the first loss" if step else "when the optimizer was made"
         drawn = ", and at what draws numbers" if step else ""
         yield 1, f"{RANDOM}: torch's generator had another state {when}; look at the seed{drawn}"

@@ -142,11 +142,7 @@ def _settings(
     # Of a workload, later steps have no settings.
     last = last if there.weights else min(last, NOTED_STEPS)
     for rank in range(max(len(here.settings), len(there.settings))):
-        # A side whose ranks are alike has its settings once.
-        ours, theirs = (
-            {(one.name, one.group): one for one in side.settings[min(rank, len(side.settings) - 1)]}
-            for side in (here, there)
-        )
+        ours, theirs = ({(one.name, one.group): one for one in side.settings_of(rank)} for side in (here, there))
         for key in [key for key in ours if key in theirs]:
             values, others = (
                 {str(step): side[key].at(step) for step in range(1, there.num_steps + 1)} for side in (ours, theirs)

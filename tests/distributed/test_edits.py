@@ -20,9 +20,9 @@ EDITS = {
     "clip=0": "the norm that gradients are clipped to changed: 1 -> off from step 1",
     "zero_grad=0": "gradients of the step before are no longer cleared (zero_grad) from step 2",
     "set_epoch=0": "data: other samples from step 5 on, on all ranks; look at the seed, shuffle, and sampler.set_epoch",
-    "sampler_seed=1": "data: other samples from step 1 on, on all ranks; look at the seed, shuffle, and "
-    "sampler.set_epoch",
-    "scale=2": "the loss of step 1 is 2 times as large with equal weights and samples; look at how it is scaled or "
+    "sampler_seed=1": "data: other samples from step 1 on, on all ranks; look at the seed, shuffle, the sampler, and "
+    "transforms",
+    "scale=2": "the loss of step 1 is 2 times as large with equal samples and weights; look at how it is scaled or "
     "averaged",
     "seed=1": "random numbers: torch's generator had another state when the optimizer was made; look at the seed",
 }

@@ -144,7 +144,7 @@ _FAULTS = {
     "loss of a later step": (
         "100 * step + rank",
         "100 * step + rank * (step != 6)",
-        "E       the loss of step 6 differs on rank 1 with equal weights; look at the data",
+        "E       the loss of step 6 differs on rank 1 with equal weights after step 5; look at the data",
     ),
     "parameter": ("BatchNorm1d(8))", "BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False))", "module.2.weight is new"),
 }

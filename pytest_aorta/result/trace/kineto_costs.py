@@ -234,7 +234,8 @@ def _collectives(
             # The event does not have the tensors of all ranks.
             num_bytes = None if num_bytes is None or call.group_size is None else num_bytes * call.group_size
         group = groups.setdefault(call.group, f"group {len(groups)}")
-        cost = CollectiveCost(kind, 1, call.group_size, call.dtype, num_bytes)
+        called = event["name"].removeprefix(_COLLECTIVES).strip("_") if kind is Collective.OTHER else kind
+        cost = CollectiveCost(called, 1, call.group_size, call.dtype, num_bytes)
         found.append(Request(cost, group, event, is_functional or function is not None))
     return found
 

@@ -418,7 +418,7 @@ class CollectiveCost(Model, frozen=True, omit_defaults=True):
     """The calls of one kind of collective in groups of one size and on one type of elements.
 
     Attributes:
-        kind: Kind of :class:`~pytest_aorta.result.trace.profiled_steps.Collective`.
+        kind: Kind of :class:`~pytest_aorta.result.trace.profiled_steps.Collective`; for ``other``, torch's name for it.
         calls: Number of calls of this rank in the step.
         group_size: Number of ranks in the group; None if unknown.
         dtype: Type of the elements, such as ``bfloat16``; empty if unknown.

@@ -216,7 +216,7 @@ def test_checkpoint_that_hides_that_the_script_has_no_seed_is_kept_out(folder, l
     assert main(["init", "train.py"]) == 0
     settings = call_in(files(folder)["test_train.py"])[1]
     assert settings == {"record": {"hash_weights": True, "deterministic": True}, "fresh": ["snapshot.pt"]}
-    assert "note: these launches left snapshot.pt in this folder" in capsys.readouterr().out
+    assert "note: these launches left files in this folder: snapshot.pt" in capsys.readouterr().out
 
 
 def test_script_that_fails_is_reported_and_nothing_is_written(folder, launches, capsys):

@@ -13,6 +13,7 @@ from tests.unit.verdict.test_series import launch, series
 LR = {"lr": {"1": 0.01, "2": 0.009}}
 WITH_DECAY = "lr", "weight_decay"
 COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_local_scalar_dense": 4})
+READ = COSTS.replace(host_copies={"aten::_local_scalar_dense": 5})
 GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
 GATHERED = COSTS.replace(collectives=[GATHER])
 
@@ -25,7 +26,7 @@ def facts(
 ) -> Any:
     named = {(key, "") if isinstance(key, str) else key: values for key, values in (settings or {}).items()}
     changes["settings"] = [Setting(*key, values) for key, values in named.items()]
-    of_ranks = [series(**{"loss": [1.0, 0.5], "weights": {"0": "aa"}} | rank | changes) for rank in ranks or ({}, {})]
+    of_ranks = [series(**{"loss": [1.0, 0.5], "weights": {"0": "aa"}} | changes | rank) for rank in ranks or ({}, {})]
     replicas = diverged([[rank] for rank in of_ranks])
     return launch(*of_ranks, costs=[CostsOfRanks([*range(len(of_ranks))], costs)], replicas=replicas)
 
@@ -42,17 +43,32 @@ CASES = {
         facts(settings={("weight_decay", "a"): {"1": 0.1}, ("weight_decay", "b"): {"1": 0.1}}),
         ["weight decay of b changed: 0.1 -> 0 from step 1"],
     ),
+    "groups with values of their own": (
+        facts(settings={("lr", name): {"1": rate} for name, rate in zip("abc", (0.1, 0.2, 0.3), strict=True)}),
+        facts(settings={("lr", name): {"1": rate} for name, rate in zip("abc", (0.2, 0.4, 0.3), strict=True)}),
+        ["the learning rate of a changed: 0.2 -> 0.1, and otherwise in 1 other group, from step 1"],
+    ),
+    "ranks with values of their own": (
+        facts(*({"settings": [Setting("batch", values={"1": size})]} for size in ("[2]", "[3]"))),
+        facts(*({"settings": [Setting("batch", values={"1": size})]} for size in ("[4]", "[5]"))),
+        ["the batch changed: [4] -> [2] on rank 0, and otherwise on 1 other rank, from step 1"],
+    ),
+    "one rank": (
+        facts({}, {"settings": [Setting("lr", values={"1": 0.1})]}, settings={"lr": {"1": 0.2}}),
+        facts(settings={"lr": {"1": 0.2}}),
+        ["the learning rate changed: 0.2 -> 0.1 on rank 1 from step 1"],
+    ),
     "all groups": (
         facts(settings={("lr", "a"): {"1": 0.1}, ("lr", "b"): {"1": 0.1}}),
         facts(settings={("lr", "a"): {"1": 0.2}, ("lr", "b"): {"1": 0.2}}),
         ["the learning rate changed: 0.2 -> 0.1 from step 1"],
     ),
     "two readings": (
-        facts(settings=LR | {"mode": {"1": "eval"}}),
-        facts(settings={"lr": {"1": 0.02}, "mode": {"1": "train"}}),
+        facts(settings=LR | {"backward passes": {"1": "2"}}),
+        facts(settings={"lr": {"1": 0.02}, "backward passes": {"1": "1"}}),
         [
+            "the number of backward passes a step changed: 1 -> 2 from step 1",
             "the learning rate changed: 0.02 -> 0.01 from step 1",
-            "the mode of the model changed: train -> eval from step 1",
         ],
     ),
     "what follows is left out": (
@@ -109,7 +125,7 @@ CASES = {
     ),
     "collective of gradients": (
         facts({"weights": {"0": "a", "1": "b"}}, {"weights": {"0": "a", "1": "c"}}),
-        facts({"weights": {"0": "a", "1": "b"}}, {"weights": {"0": "a", "1": "b"}}, costs=GATHERED),
+        facts(weights={"0": "a", "1": "b"}, costs=GATHERED),
         ["all_gather over 2 ranks, float32: 2 -> 0 calls a step; replicas differ after step 1"],
     ),
     "optimizer": (facts(optimizer="SGD"), facts(), ["the optimizer changed: AdamW -> SGD"]),
@@ -121,20 +137,20 @@ CASES = {
             "sampler.set_epoch"
         ],
     ),
+    "transformed samples": (
+        facts(samples={"1": ["a"]}),
+        facts(samples={"1": ["b"]}),
+        ["data: other samples from step 1 on, on all ranks; look at the seed, shuffle, the sampler, and transforms"],
+    ),
     "samples of a later step": (
         facts(samples={"1": ["a"], "8": ["c"]}),
         facts(samples={"1": ["a"], "8": ["b"]}),
         ["data: other samples at step 8 or before, on all ranks; look at the seed, shuffle, and sampler.set_epoch"],
     ),
-    "collective": (
-        facts(costs=COSTS),
-        facts(costs=GATHERED),
-        ["all_gather over 2 ranks, float32: 2 -> 0 calls a step"],
-    ),
     "read of a value": (
-        facts(costs=COSTS.replace(host_copies={"aten::_local_scalar_dense": 5})),
+        facts().replace(costs=[CostsOfRanks([0], COSTS), CostsOfRanks([1], READ)]),
         facts(),
-        ["the host reads a value 4 -> 5 times a step (.item(), print, float)"],
+        ["the host reads a value 4 -> 5 times a step (.item(), print, float) on rank 1"],
     ),
     "batch of no loader": (
         facts(costs=COSTS.replace(flops={"aten::mm": 4, "aten::addmm": 2})),
@@ -146,10 +162,13 @@ CASES = {
         facts(costs=COSTS.replace(flops={"aten::mm": 8}, operators={"aten::mm": 4})),
         ["aten::mm computes 8 -> 6 FLOPs a step"],
     ),
+    "other shapes": (
+        facts(costs=COSTS.replace(flops={"aten::mm": 6, "aten::addmm": 4}, operators={"aten::mm": 4})),
+        facts(costs=COSTS.replace(operators={"aten::mm": 4})),
+        ["aten::mm computes 8 -> 6 FLOPs a step in as many calls; look at shapes, such as the length of samples"],
+    ),
     "one more forward pass": (
-        facts(
-            costs=COSTS.replace(flops={"aten::mm": 12, "aten::addmm": 5}, host_copies={"aten::_local_scalar_dense": 5})
-        ),
+        facts(costs=READ.replace(flops={"aten::mm": 12, "aten::addmm": 5})),
         facts(),
         [
             "aten::mm computes 8 -> 12 FLOPs a step",
@@ -161,10 +180,13 @@ CASES = {
         facts(),
         ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
     ),
-    "another loss that ranks share": (
-        facts(loss=[1.0421, 0.5]),
-        facts(),
-        ["the loss of step 1 differs with equal weights; look at the data, the forward pass and the loss function"],
+    "another loss that two of three ranks share": (
+        facts({"loss": []}, {}, {}, loss=[1.0421, 0.5]),
+        facts({"loss": []}, {}, {}),
+        [
+            "the loss of step 1 differs on ranks 1, 2 with equal weights; look at the data, the forward pass and the "
+            "loss function"
+        ],
     ),
     "loss that is zero": (
         facts(loss=[0.0, 0.5]),
@@ -186,9 +208,9 @@ CASES = {
         facts(grad_norm={"1": 1.0}),
         ["the gradient norm of step 1 is 1024 times as large with equal weights; look at how it is scaled or averaged"],
     ),
-    "schedule that changes betas too": (
-        facts(settings={"betas": {"2": "(0.9, 0.9)"}, "lr": {"2": 0.1}}),
-        facts(settings={"betas": {"2": "(0.8, 0.9)"}, "lr": {"2": 0.2}}),
+    "schedule that changes betas too, and what the optimizer computes": (
+        facts(settings={"betas": {"2": "(0.9, 0.9)"}, "lr": {"2": 0.1}, "d": {"1": 0.3}}),
+        facts(settings={"betas": {"2": "(0.8, 0.9)"}, "lr": {"2": 0.2}, "d": {"1": 0.1, "2": 0.2}}),
         ["the learning rate changed: 0.2 -> 0.1 from step 2", "betas changed: (0.8, 0.9) -> (0.9, 0.9) from step 2"],
     ),
     "loss of one rank": (
@@ -203,8 +225,8 @@ CASES = {
         facts({"loss": [1.0, 0.7]}, {"loss": [1.0, 0.6]}, weights={"0": "aa", "1": "bb"}),
         facts(weights={"0": "aa", "1": "bb"}),
         [
-            "the loss of step 2 differs with equal weights; look at the data, what draws random numbers before it, the "
-            "forward pass and the loss function"
+            "the loss of step 2 differs with equal weights after step 1; look at the data, what draws random numbers "
+            "or changes weights before it, the forward pass and the loss function"
         ],
     ),
     "loss after weights that are not known": (facts(loss=[1.0, 0.7]), facts(), []),
@@ -212,8 +234,8 @@ CASES = {
         facts(weights={"0": "aa", "1": "bb", "2": "cc"}, loss=[1.0, 0.5, 0.3]),
         facts(weights={"0": "aa", "1": "bb", "2": "dd"}, loss=[1.0, 0.5, 0.4]),
         [
-            "the update of step 2 differs on all ranks with equal weights; look at backward, how gradients are reduced "
-            "and clipped, and the optimizer"
+            "the update of step 2 differs on all ranks with equal weights after step 1; look at backward, how "
+            "gradients are reduced and clipped, and the optimizer"
         ],
     ),
     "update from equal gradients": (
@@ -225,7 +247,9 @@ CASES = {
         ],
     ),
     "random numbers": (
-        facts(settings={"random numbers": {"0": "aa"}}),
+        facts(
+            {}, {"settings": [Setting("random numbers", values={"0": "aa"})]}, settings={"random numbers": {"0": "bb"}}
+        ),
         facts(settings={"random numbers": {"0": "bb"}}),
         ["random numbers: torch's generator had another state when the optimizer was made; look at the seed"],
     ),
@@ -265,7 +289,11 @@ def test_setting_of_one_of_several_optimizers_is_named_with_it():
         ]
         return make_facts(series=series_facts([found]))
 
-    assert edits([both(0.1, 0.3, "[4]")], [both(0.1, 0.2, "[2]")]) == [
+    one, other = both(0.1, 0.3, "[4]"), both(0.1, 0.2, "[2]")
+    alone = one.replace(series=one.series[1:])
+    assert edits([alone], [one]) == ["optimizers came or went: AdamW of DDP(Net) is gone"]
+    assert edits([one], [other.replace(series=other.series[::-1])]) == edits([one], [other])
+    assert edits([one], [other]) == [
         "the batch changed: [2] -> [4] from step 1",
         "Muon of DDP(Net): the learning rate changed: 0.2 -> 0.3 from step 1",
     ]

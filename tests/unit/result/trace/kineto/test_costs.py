@@ -25,6 +25,7 @@ def costs_of(*events, **more):
         ("_c10d_functional::all_gather_into_tensor_out", ["float"] * 2, [[6], [24]], "all_gather"),
         ("c10d::allgather_", ["", "TensorList"], [[], [[6]]], "all_gather"),
         ("c10d::reduce_scatter_", ["TensorList", ""], [[[6]], []], "reduce_scatter"),
+        ("c10d::reduce_", ["TensorList"], [[[24]]], "reduce"),
     ],
 )
 def test_a_collective_moves_the_bytes_of_its_result_or_of_the_tensors_of_all_ranks(name, kinds, tensors, kind):
