@@ -29,8 +29,8 @@ _MOST = 2_000_000
 _LONGEST_CODE = 60
 
 
-# The innermost module that runs, and the file and the line of the user's code. A named tuple has methods in Python, which
-# the compiler would trace where it runs, and torch 2.11 makes an empty tuple of what it traced.
+# The innermost module that runs, and the file and the line of the user's code. The methods of a named tuple are Python,
+# which the compiler would trace where it runs, and torch 2.11 makes an empty tuple of what it traced.
 _State: TypeAlias = tuple[nn.Module | None, str, int]
 _NONE: _State = (None, "", 0)
 
