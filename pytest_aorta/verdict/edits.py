@@ -335,7 +335,8 @@ def _is_scale(ratio: str, pairs: Collection[object]) -> bool:
     Ratios close to 1 are the same by chance.
     """
     factor = float(ratio)
-    return (len(pairs) > 1 and abs(factor - 1) > _LEAST_SCALE) or (factor != 0 and any(f"{one:.4g}".isdigit() for one in (factor, 1 / factor)))
+    is_whole = factor != 0 and any(f"{one:.4g}".isdigit() for one in (factor, 1 / factor))
+    return abs(factor - 1) > _LEAST_SCALE and (len(pairs) > 1 or is_whole)
 
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -29,12 +29,10 @@ _MOST = 2_000_000
 _LONGEST_CODE = 60
 
 
-class _State(NamedTuple):
-    """The innermost module and the innermost line of the user's code that run."""
-
-    module: nn.Module | None = None
-    file: str = ""
-    line: int = 0
+# The innermost module that runs, and the file and the line of the user's code. The methods of a named tuple are Python,
+# which the compiler would trace where it runs, and torch 2.11 makes an empty tuple of what it traced.
+_State: TypeAlias = tuple[nn.Module | None, str, int]
+_NONE: _State = (None, "", 0)
 
 
 class Lines:
@@ -46,7 +44,7 @@ class Lines:
     def __init__(self) -> None:
         self.moments: list[Moment] = []
         self._noted: list[tuple[int, _State]] = []
-        self._stack = [_State()]
+        self._stack = [_NONE]
         self._frames: list[FrameType] = []
 
     def __enter__(self) -> Lines:
@@ -67,20 +65,20 @@ class Lines:
         for frame in self._frames:
             frame.f_trace = None
         if len(self._noted) < _MOST:
-            names = _names({state.module for _, state in self._noted if state.module is not None})
+            names = _names({module for _, (module, *_) in self._noted if module is not None})
             self.moments = [
                 Moment(began_ns, names.get(id(module), ""), _source(file, line) if file else "")
                 for began_ns, (module, file, line) in self._noted
             ]
-        self._noted, self._stack, self._frames = [], [_State()], []
+        self._noted, self._stack, self._frames = [], [_NONE], []
 
     def _called(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        code = frame.f_code
+        code, (module, file, line) = frame.f_code, self._stack[-1]
         if code is CALL_MODULE:
             frame.f_trace_lines = False
-            self._stack.append(self._stack[-1]._replace(module=frame.f_locals["self"]))
+            self._stack.append((frame.f_locals["self"], file, line))
         elif not _is_of_library(code.co_filename):
-            self._stack.append(self._stack[-1]._replace(file=code.co_filename, line=frame.f_lineno))
+            self._stack.append((module, code.co_filename, frame.f_lineno))
         else:
             return None
         self._note()
@@ -88,7 +86,7 @@ class Lines:
 
     def _went_on(self, frame: FrameType, event: str, _arg: object) -> Any:
         if event == "line":
-            self._stack[-1] = self._stack[-1]._replace(line=frame.f_lineno)
+            self._stack[-1] = (*self._stack[-1][:2], frame.f_lineno)
             self._note()
         elif event == "return" and len(self._stack) > 1:
             self._stack.pop()

@@ -99,3 +99,9 @@ def test_version_comes_from_the_tag(cloned):
 
 def test_a_copy_without_git_has_a_version(tree):
     assert version_in(tree) == "0.2.0.dev0"
+
+
+def test_development_has_a_setuptools_that_each_supported_torch_allows():
+    """With torch 2.11 and 2.12, pip takes no setuptools from 82 on."""
+    [pinned] = re.findall(r"^setuptools==(\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert int(pinned) < 82

@@ -10,10 +10,9 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
-from pytest_aorta.worker.lifecycle import run_rank
 from pytest_aorta.worker.recorder import Recording
 from tests.rank.ranks import own_group
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_plan, run_python
 
 
 @pytest.fixture
@@ -225,17 +224,12 @@ def test_weights_that_become_nan_are_refused_although_the_script_records_none(tm
     (tmp_path / "train.py").write_text(DIVERGING)
     (folder := tmp_path / "ranks" / "1").mkdir(parents=True)
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
-    said = tmp_path / "said"
-    if (child := os.fork()) == 0:
-        os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "AORTA_DEVICE": "cpu"}
-        try:
-            run_rank(tmp_path, folder)
-        except NotFinite as error:
-            said.write_text(str(error))
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert said.read_text().startswith("parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; ")
+    code = "import pathlib, sys\nfrom pytest_aorta.worker.lifecycle import run_rank\n"
+    code += "run_rank(*map(pathlib.Path, sys.argv[1:]))"
+    done = run_python(
+        "-c", code, tmp_path, folder, env=os.environ | {"RANK": "1", "WORLD_SIZE": "2", "AORTA_DEVICE": "cpu"}
+    )
+    assert "NotFinite: parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; " in done.stderr
     assert not (folder / "result.json").exists()
 
 
