@@ -5,7 +5,7 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.text import counted, ranks_text, some_of
@@ -164,11 +164,8 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
     is_equal = all(here.weights[step] == there.weights[step] for step in hashed)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
     # Where groups or ranks have values of their own, as a rate by layer, one sentence is for all.
-    own = {change: of if any(of) else of[""] for change, of in groups.items()}
-    number = Counter((change.step, change.name) for change in own for _ in own[change])
-    for change, of in groups.items():
-        if (rest := number.pop((change.step, change.name), 0) - len(own[change])) < 0:
-            continue
+    for _, alike in groupby(groups.items(), lambda one: one[0][:2]):
+        (change, of), *others = alike
         who = {*chain(*of.values())}
         what = name_of(change.name) + _of([*of], every)
         text = f"{what} changed: {change.before} -> {change.after}"
@@ -177,8 +174,9 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
             text = _ZEROED.get(change.after, text)
         is_exact = change.step == 1 or change.name not in _LOOKED_AT
         text += f" on {ranks_text(who)}" * (len(who) < max(len(here.settings), len(there.settings)))
-        others = f"in {counted(rest, 'other group')}" if any(of) else f"on {counted(rest, 'other rank')}"
-        text += f", and otherwise {others}," * bool(rest)
+        rest = [where for _, one in others for where in (one if any(one) else one[""])]
+        place = f"in {counted(len(rest), 'other group')}" if any(of) else f"on {counted(len(rest), 'other rank')}"
+        text += f", and otherwise {place}," * bool(rest)
         yield change.step, f"{text} {f'from step {change.step}' if is_exact else f'at step {change.step} or before'}"
 
 
