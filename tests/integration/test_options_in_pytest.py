@@ -12,7 +12,7 @@ from pytest_aorta.plan.options import OPTIONS
         (["-o", "aorta_fail_on=missing warn"], "ini key aorta_fail_on: got ['missing', 'warn'], allowed is a comma-"),
         (["-o", "aorta_launcher=mpi"], "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
         (["-o", "aorta_no_locate=maybe"], "ini key aorta_no_locate: "),
-        (["-o", "aorta_timeout=abc"], "ini key aorta_timeout: could not convert string to float: 'abc', allowed is a"),
+        (["-o", "aorta_timeout=abc"], "'abc', allowed is a number"),
         (["-o", "aorta_workloads=absent"], "aorta_workloads, --workloads: there is no folder {}/absent"),
         (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
         (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),

@@ -6,12 +6,10 @@ import zipfile
 
 import pytest
 
-from pytest_aorta.common.files import write_json
-from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import run_rank
-from tests.unit.builders import make_plan
+from tests.unit.builders import write_plan
 from tests.unit.wheels import make_wheel
 
 FORGETFUL = """
@@ -74,7 +72,7 @@ def test_wrong_class_or_result_names_the_class_or_the_field(folder, tmp_path, mo
     own.mkdir()
     (own / "__init__.py").write_text(FORGETFUL.replace(text, by))
     spec = WorkloadSpec(name="forgetful", folder=own, class_name="Forgetful", description="A workload.")
-    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
+    write_plan(tmp_path, spec=spec, script=None)
     with pytest.raises(error, match=message):
         run_rank(tmp_path, folder)
     assert not (folder / "result.json").exists()
@@ -84,7 +82,7 @@ def test_world_with_fewer_ranks_than_the_declaration_asks_for_is_refused(folder,
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     spec = WorkloadSpec(name="toy", folder=tmp_path, class_name="Toy", description="A workload.", min_world_size=3)
-    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
+    write_plan(tmp_path, spec=spec, script=None)
     with pytest.raises(
         RuntimeError, match=r"workload 'toy' needs at least 3 ranks and was started with WORLD_SIZE=2: .*size=3"
     ):
@@ -106,7 +104,7 @@ def test_process_that_a_script_has_forked_leaves_no_result(folder, tmp_path, mon
     pid = os.getpid()
     (tmp_path / "train.py").write_text(FORKING)
     monkeypatch.setattr(lifecycle.recording, "result", lambda: None)
-    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
+    write_plan(tmp_path)
     try:
         with pytest.raises(SystemExit):
             run_rank(tmp_path, folder)
@@ -131,7 +129,7 @@ os._exit(0)
 
 def test_script_that_leaves_at_once_has_a_result_and_its_handlers_do_not_run(folder, tmp_path):
     (tmp_path / "train.py").write_text(LEAVING)
-    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
+    write_plan(tmp_path)
     if (child := os.fork()) == 0:
         run_rank(tmp_path, folder, lambda: os._exit(1))
         os._exit(1)
@@ -147,7 +145,7 @@ assert (first.VERSION, importlib.metadata.version("first")) == ("2.0", "2.0")
 
 def test_packages_of_a_side_come_first_and_none_was_imported_before(folder, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(LOOKING + LEAVING)
-    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
+    write_plan(tmp_path)
     for name in ("first", "json"):
         with zipfile.ZipFile(make_wheel(tmp_path, name, "2.0")) as wheel:
             wheel.extractall(tmp_path / name)

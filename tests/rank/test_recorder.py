@@ -6,13 +6,11 @@ import re
 import pytest
 import torch
 
-from pytest_aorta.common.files import write_json
-from pytest_aorta.common.model import to_builtins
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
 from pytest_aorta.worker.recorder import Recording
 from tests.rank.ranks import own_group
-from tests.unit.builders import make_plan, run_python
+from tests.unit.builders import run_python, write_plan
 
 
 @pytest.fixture
@@ -223,7 +221,7 @@ for step in range(1, 13):
 def test_weights_that_become_nan_are_refused_although_the_script_records_none(tmp_path):
     (tmp_path / "train.py").write_text(DIVERGING)
     (folder := tmp_path / "ranks" / "1").mkdir(parents=True)
-    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
+    write_plan(tmp_path)
     code = "import pathlib, sys\nfrom pytest_aorta.worker.lifecycle import run_rank\n"
     code += "run_rank(*map(pathlib.Path, sys.argv[1:]))"
     done = run_python(

@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.common.files import PACKAGE_ROOT, write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.device_kind import Backend, Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -239,6 +239,12 @@ def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
         cwd=run_dir,
     )
     return replace(defaults, **changes)
+
+
+def write_plan(run_dir: Path, **changes: Any) -> None:
+    """Write a plan whose script is in the folder of the launch."""
+    plan = make_plan(run_dir, **({"script": str(run_dir / "train.py")} | changes))
+    write_json(run_dir / PLAN_FILE, to_builtins(plan))
 
 
 def as_rank_of(plan: LaunchPlan, monkeypatch: Any) -> Path:
