@@ -92,7 +92,7 @@ def edits(launches: Launches, others: Launches) -> list[str]:
         [
             *(_of_series(seeded, _random) or _of_series(pairs, _initial)),
             *_numbers(pairs),
-            *_of_series(pairs, _length),
+            *_of_series(pairs, _zeroed, _length),
         ],
     )
     found = next(filter(None, kinds), [])
@@ -158,10 +158,9 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
     changes = _changes(here, there)
     for change in sorted(changes, key=lambda one: (one.step, *(one.name != name for name in first), one)):
         last = end if change.name in _LOOKED_AT else min([end, *other])
-        if change.name != RANDOM and change.group not in gone and change.step <= last:
+        is_edit = change.name != RANDOM and not (change.name == GRADIENTS and _are_zero(here, there, change.step))
+        if is_edit and change.group not in gone and change.step <= last:
             groups.setdefault(change._replace(group=""), {})[change.group] = changes[change]
-    hashed = here.weights.keys() & there.weights.keys()
-    is_equal = all(here.weights[step] == there.weights[step] for step in hashed)
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
     # Where groups or ranks have values of their own, as a rate by layer, one sentence is for all.
     for _, alike in groupby(groups.items(), lambda one: one[0][:2]):
@@ -170,14 +169,25 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
         what = name_of(change.name) + _of([*of], every)
         text = f"{what} changed: {change.before} -> {change.after}"
         text = _SENTENCES.get((change.name, change.after), text)
-        if change.name == GRADIENTS and is_equal and str(change.step) in hashed:
-            text = _ZEROED.get(change.after, text)
         is_exact = change.step == 1 or change.name not in _LOOKED_AT
         text += f" on {ranks_text(who)}" * (len(who) < max(len(here.settings), len(there.settings)))
         rest = [where for _, one in others for where in (one if any(one) else one[""])]
         place = f"in {counted(len(rest), 'other group')}" if any(of) else f"on {counted(len(rest), 'other rank')}"
         text += f", and otherwise {place}," * bool(rest)
         yield change.step, f"{text} {f'from step {change.step}' if is_exact else f'at step {change.step} or before'}"
+
+
+def _zeroed(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on gradients that are cleared otherwise, which explains no number."""
+    for change in _changes(here, there):
+        if change.name == GRADIENTS and change.after in _ZEROED and _are_zero(here, there, change.step):
+            yield change.step, _ZEROED[change.after] + f" from step {change.step}"
+
+
+def _are_zero(here: SeriesFacts, there: SeriesFacts, step: int) -> bool:
+    """Return whether the weights of all steps are equal, although one side adds gradients in ``step``."""
+    hashed = here.weights.keys() & there.weights.keys()
+    return str(step) in hashed and all(here.weights[one] == there.weights[one] for one in hashed)
 
 
 def name_of(setting: str) -> str:

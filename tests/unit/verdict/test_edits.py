@@ -115,6 +115,11 @@ CASES = {
         facts(settings={"gradients": {"2": "cleared"}}, weights={"0": "aa", "2": "bb"}),
         ["gradients of the step before are set to zero, and were set to None (zero_grad) from step 2"],
     ),
+    "gradients that are zero beside a collective": (
+        facts(settings={"gradients": {"2": "added"}}, weights={"2": "bb"}, costs=GATHERED),
+        facts(settings={"gradients": {"2": "cleared"}}, weights={"2": "bb"}),
+        ["all_gather over 2 ranks, float32: 0 -> 2 calls a step"],
+    ),
     "parameters and a tie": (
         facts(settings={"tied parameters": {"1": "off"}}, names=["head.weight", "tok.weight"]),
         facts(settings={"tied parameters": {"1": "head.weight = tok.weight"}}, names=["old", "tok.weight"]),
