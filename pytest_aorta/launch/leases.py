@@ -80,7 +80,7 @@ class Holder(Model, frozen=True):
 
     def __str__(self) -> str:
         """Return the owner with the time."""
-        return f"{self.owner}, since {self.since}{', with no other test on this host' if self.exclusive else ''}"
+        return f"{self.owner}, since {self.since}{', to run alone on this host' if self.exclusive else ''}"
 
 
 def lease(
@@ -110,7 +110,7 @@ def lease(
     """
     began_s = time.monotonic()
     path, holder = _folder(folder), f"{owner[:_MAX_TEXT]} (pid {os.getpid()})"
-    asked = f"{count} of {len(pool)} resources{', with no other test on this host' if exclusive else ''}"
+    asked = f"{count} of {len(pool)} resources{', to run alone on this host' if exclusive else ''}"
     with raised_as(LeaseError, f"lease folder {path}: ", after=_REMEDY), ExitStack() as line:
         _check(path)
         turn: int | None = None

@@ -196,15 +196,13 @@ def test_refused_request_leaves_no_open_descriptor(ask):
 
 def test_exclusive_request_waits_for_every_other_pool(clients, ask):
     clients.holding(1, pool=["cpu-0"], owner="a side test")
-    with pytest.raises(
-        LeaseError, match=r"1 of 8 resources, with no other test on this host\n  cpu-0 held by a side test"
-    ):
+    with pytest.raises(LeaseError, match=r"1 of 8 resources, to run alone on this host\n  cpu-0 held by a side test"):
         ask(1, exclusive=True)
 
 
 def test_no_other_request_is_served_beside_an_exclusive_lease(clients, ask):
     clients.holding(1, pool=["cpu-0"], exclusive=True)
-    with pytest.raises(LeaseError, match=r"with no other test on this host$"):
+    with pytest.raises(LeaseError, match=r"to run alone on this host$"):
         ask(1)
 
 
