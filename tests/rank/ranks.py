@@ -1,6 +1,8 @@
 """Process groups for checks: of this process alone, of simulated ranks, and two real ranks."""
 
 import multiprocessing
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,23 @@ import torch.multiprocessing as mp
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.unit.builders import run_python
+
+_ALONE = """
+import os, pathlib, sys
+from pytest_aorta.worker.lifecycle import run_rank
+
+run_rank(*map(pathlib.Path, sys.argv[1:]), lambda: os.environ.get("COMES_TO_ITS_END") or os._exit(1))
+"""
+
+
+def run_rank_alone(run_dir: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a rank in a process of its own: a fork of this process would wait for autograd's threads, which it lacks.
+
+    Without ``COMES_TO_ITS_END`` in the environment, a script that does so fails.
+    """
+    return run_python("-c", _ALONE, str(run_dir), str(folder), env=os.environ | environment)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import run_rank
+from tests.rank.ranks import run_rank_alone
 from tests.unit.builders import write_plan
 from tests.unit.wheels import make_wheel
 
@@ -130,10 +131,7 @@ os._exit(0)
 def test_script_that_leaves_at_once_has_a_result_and_its_handlers_do_not_run(folder, tmp_path):
     (tmp_path / "train.py").write_text(LEAVING)
     write_plan(tmp_path)
-    if (child := os.fork()) == 0:
-        run_rank(tmp_path, folder, lambda: os._exit(1))
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert run_rank_alone(tmp_path, folder).returncode == 0
     assert len(json.loads((folder / "result.json").read_text())["step_times_ms"]) == 4
 
 
@@ -150,10 +148,7 @@ def test_packages_of_a_side_come_first_and_none_was_imported_before(folder, tmp_
         with zipfile.ZipFile(make_wheel(tmp_path, name, "2.0")) as wheel:
             wheel.extractall(tmp_path / name)
     monkeypatch.setenv("AORTA_FIRST_PATH", str(tmp_path / "first"))
-    if (child := os.fork()) == 0:
-        run_rank(tmp_path, folder, lambda: os._exit(1))
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert run_rank_alone(tmp_path, folder).returncode == 0
     monkeypatch.setenv("AORTA_FIRST_PATH", str(tmp_path / "json"))
     with pytest.raises(ImportError, match=r"^json was imported before .*/json was put on the search path$"):
         run_rank(tmp_path, folder)

@@ -1,6 +1,5 @@
 """Results of a script that uses the recorder's three lines; on CPU."""
 
-import os
 import re
 
 import pytest
@@ -9,8 +8,8 @@ import torch
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
 from pytest_aorta.worker.recorder import Recording
-from tests.rank.ranks import own_group
-from tests.unit.builders import run_python, write_plan
+from tests.rank.ranks import own_group, run_rank_alone
+from tests.unit.builders import write_plan
 
 
 @pytest.fixture
@@ -222,11 +221,7 @@ def test_weights_that_become_nan_are_refused_although_the_script_records_none(tm
     (tmp_path / "train.py").write_text(DIVERGING)
     (folder := tmp_path / "ranks" / "1").mkdir(parents=True)
     write_plan(tmp_path)
-    code = "import pathlib, sys\nfrom pytest_aorta.worker.lifecycle import run_rank\n"
-    code += "run_rank(*map(pathlib.Path, sys.argv[1:]))"
-    done = run_python(
-        "-c", code, tmp_path, folder, env=os.environ | {"RANK": "1", "WORLD_SIZE": "2", "AORTA_DEVICE": "cpu"}
-    )
+    done = run_rank_alone(tmp_path, folder, RANK="1", WORLD_SIZE="2", AORTA_DEVICE="cpu", COMES_TO_ITS_END="yes")
     assert "NotFinite: parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; " in done.stderr
     assert not (folder / "result.json").exists()
 
