@@ -158,7 +158,7 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
     changes = _changes(here, there)
     for change in sorted(changes, key=lambda one: (one.step, *(one.name != name for name in first), one)):
         last = end if change.name in _LOOKED_AT else min([end, *other])
-        is_edit = change.name != RANDOM and not (change.name == GRADIENTS and _are_zero(here, there, change.step))
+        is_edit = change.name != RANDOM and not _is_zeroed(change, here, there)
         if is_edit and change.group not in gone and change.step <= last:
             groups.setdefault(change._replace(group=""), {})[change.group] = changes[change]
     every = {setting.group for settings in here.settings for setting in settings if setting.group}
@@ -180,14 +180,16 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
 def _zeroed(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on gradients that are cleared otherwise, which explains no number."""
     for change in _changes(here, there):
-        if change.name == GRADIENTS and change.after in _ZEROED and _are_zero(here, there, change.step):
+        if _is_zeroed(change, here, there):
             yield change.step, _ZEROED[change.after] + f" from step {change.step}"
 
 
-def _are_zero(here: SeriesFacts, there: SeriesFacts, step: int) -> bool:
-    """Return whether the weights of all steps are equal, although one side adds gradients in ``step``."""
+def _is_zeroed(change: _Change, here: SeriesFacts, there: SeriesFacts) -> bool:
+    """Return whether gradients are added to or cleared by a change, and the weights of all steps are equal."""
+    if change.name != GRADIENTS or change.after not in _ZEROED:
+        return False
     hashed = here.weights.keys() & there.weights.keys()
-    return str(step) in hashed and all(here.weights[one] == there.weights[one] for one in hashed)
+    return str(change.step) in hashed and all(here.weights[one] == there.weights[one] for one in hashed)
 
 
 def name_of(setting: str) -> str:
@@ -316,12 +318,7 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
         pairs = [(one.get(step), other.get(step)) for one, other in zip(*sides, strict=False)]
         ranks = [rank for rank, (one, other) in enumerate(pairs) if None not in (one, other) and one != other]
         ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
-        if (
-            ranks
-            and len(ratios) == 1
-            and (ratio := ratios.pop()) != "1"
-            and _is_scale(ratio, {pairs[rank] for rank in ranks})
-        ):
+        if ranks and len(ratios) == 1 and _is_scale(ratio := ratios.pop(), {pairs[rank] for rank in ranks}):
             return f"the {what} of step {step} is {ratio} times as large {equal}how it is scaled or averaged"
         if ranks and what == "loss":
             who = "" if len(ranks) == len(pairs) else f" on {ranks_text(ranks)}"

@@ -139,5 +139,5 @@ def test_snapshot_that_every_launch_after_the_first_loads_is_no_part_of_the_base
         (done := run(stranger, *command)).check_returncode()
         if "init" in command:
             assert "without snapshot.pt, which the script writes" in done.stdout
-            assert "in this folder: snapshot.pt" in done.stdout
+            assert "left files in this folder: snapshot.pt" in done.stdout
             (stranger / "snapshot.pt").unlink()  # as in a clean clone

@@ -4,6 +4,9 @@ import pytest
 
 from pytest_aorta.plan.options import OPTIONS
 
+# pytest 8 gives the text itself.
+CONVERTED = "could not convert string to float:" if pytest.version_tuple >= (9,) else "got"
+
 
 @pytest.mark.parametrize(
     ("given", "message"),
@@ -12,7 +15,7 @@ from pytest_aorta.plan.options import OPTIONS
         (["-o", "aorta_fail_on=missing warn"], "ini key aorta_fail_on: got ['missing', 'warn'], allowed is a comma-"),
         (["-o", "aorta_launcher=mpi"], "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
         (["-o", "aorta_no_locate=maybe"], "ini key aorta_no_locate: "),
-        (["-o", "aorta_timeout=abc"], "'abc', allowed is a number"),
+        (["-o", "aorta_timeout=abc"], f"ini key aorta_timeout: {CONVERTED} 'abc', allowed is a number"),
         (["-o", "aorta_workloads=absent"], "aorta_workloads, --workloads: there is no folder {}/absent"),
         (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
         (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),
