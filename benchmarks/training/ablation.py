@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.training.programs import Measured, Program
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise import prior_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import decide_pairs
 
 _METRIC = METRICS["step_time_p50"]
@@ -83,7 +83,7 @@ class Effect:
     def change(self, device: str) -> tuple[float, float, float]:
         """Return the relative change of the step time, and its 95% interval."""
         pairs = [(math.log(with_lever.step_p50_ms), math.log(plain.step_p50_ms)) for plain, with_lever in self.pairs]
-        within = prior_variance(_METRIC, device, ()).within
+        within = default_variance(_METRIC, device).within
         decision = decide_pairs(pairs, within, _TOLERANCE, max_pairs=len(pairs), worse=_METRIC.worse)
         return math.expm1(decision.effect), math.expm1(decision.low), math.expm1(decision.high)
 
