@@ -17,8 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pytest_aorta.common.files import write_json_rows
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.model import to_builtins, write_json_rows
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan

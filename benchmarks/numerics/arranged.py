@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -111,7 +112,7 @@ def main() -> None:
             param_dtype=torch.bfloat16 if fault == "fsdp2_bfloat16" else None,
             reduce_dtype=torch.bfloat16 if "reduced_in_bfloat16" in fault else None,
         )
-        wrapped = fully_shard(model, mesh=dist.init_device_mesh("cpu", (ranks,)), mp_policy=policy)
+        wrapped = fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), mp_policy=policy)
     if fault == "dropout_seeded":
         torch.manual_seed(rank)
     trained = [part for part in model.parameters() if part.requires_grad or fault == "frozen_reduced"]
@@ -168,7 +169,7 @@ def clip(fault: str, model: Net, ranks: int) -> None:
     if not fault.startswith("fsdp2_norm"):
         torch.nn.utils.clip_grad_norm_(parts, 0.05)
         return
-    squares = sum(part.grad.to_local().square().sum() for part in parts)
+    squares = sum((part.grad.to_local().square().sum() for part in parts), torch.zeros(()))
     if fault != "fsdp2_norm_of_shard":
         dist.all_reduce(squares)
     if fault == "fsdp2_norm_twice":

@@ -308,7 +308,7 @@ def planted(loss: str, device: torch.device) -> Iterator[None]:
     def in_each(call: Callable[[], object], register: Any = register_module_forward_pre_hook) -> Any:
         return register(lambda one, _: (isinstance(one, nn.Linear) and call(), None)[1])
 
-    found = {
+    found: dict[str, Any] = {
         "no prefetch in forward": lambda: [
             _calls(FSDPParamGroup, "pre_forward", lambda one: one.comm_ctx.all_gather_stream.wait_stream(current()))
         ],
@@ -500,7 +500,7 @@ def main() -> None:
     os.environ |= {"RANK": "0", "WORLD_SIZE": str(given.ranks)}
     simulate_world()
     # There is no plan that says so.
-    collectives.is_simulated = lambda: True
+    collectives.is_simulated = lambda: True  # type: ignore[attr-defined]
     dist.init_process_group("gloo" if given.device == "cpu" else "nccl")
     for program in given.programs if given.cost else ():
         _cost(program)

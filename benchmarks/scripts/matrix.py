@@ -151,6 +151,8 @@ def run(folder: Path, *words: str) -> tuple[int, str, float]:
 
 
 _ON_CUDA = {
+    # A rank of mp.spawn has no LOCAL_RANK.
+    "def train(rank, size):": "def train(rank, size):\n    torch.cuda.set_device(rank)",
     '"gloo"': '"nccl"',
     '"cpu"': '"cuda"',
     "torch.Generator()": 'torch.Generator("cuda")',

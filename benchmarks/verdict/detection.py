@@ -266,7 +266,8 @@ def ab(
         pairs = _adjacent(order, variants)
         chosen = lab.rng.permutation(max(max_pairs, len(pairs)))
         picked = [pairs[number % len(pairs)] for number in chosen[:max_pairs]]
-        tally.add(paired(lab, *zip(*picked, strict=True), metric, tolerance, change, max_pairs))
+        candidates, references = zip(*picked, strict=True)
+        tally.add(paired(lab, candidates, references, metric, tolerance, change, max_pairs))
     return tally
 
 
@@ -388,8 +389,8 @@ def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> None:
     real = [row for row in real if lab.pool(None, row[2])]
     for tolerance in (0.005, 0.01, 0.02):
         rows = [
-            (name, same_block(lab, p50, tolerance, *rest[:1], trials, rest[1]))
-            for name, *rest in nothing + injected + real
+            (name, same_block(lab, p50, tolerance, change, trials, variants))
+            for name, change, variants in nothing + injected + real
         ]
         show(lab, f"p50 at T = {tolerance:.1%}, one block", rows)
     if len(lab.blocks) >= 3:

@@ -117,19 +117,22 @@ def run(arguments: argparse.Namespace) -> int:
         unchanged = _unchanged(runs)
         found: dict[str, list[_Finding]] = {nodeid: [] for nodeid in unchanged}
         for number, plant in enumerate(SIGNS, 1):
-            emit([f"{number} of {len(SIGNS)}: {plant}"])
-            for nodeid, finding in _tried(runs, plant, unchanged):
+            tried = dict(_tried(runs, plant, unchanged))
+            for nodeid, finding in tried.items():
                 found[nodeid].append(finding)
+            # A run that is interrupted has no table.
+            words = ", ".join(finding.cells[1] for finding in tried.values())
+            emit([f"{number} of {len(SIGNS)}: {plant}: {words}"])
     for nodeid, findings in found.items():
         emit([f"{nodeid}:", *_table(findings)])
-    words = [finding.cells[1] for findings in found.values() for finding in findings]
+    every = [finding.cells[1] for findings in found.values() for finding in findings]
     emit(
         [
-            f"{counted(len(words), 'fault')} planted in {counted(len(found), 'test')}: {words.count(_FOUND)} found, "
-            f"{words.count(_MISSED)} not found, {words.count(_NOT_COVERED)} not covered"
+            f"{counted(len(every), 'fault')} planted in {counted(len(found), 'test')}: {every.count(_FOUND)} found, "
+            f"{every.count(_MISSED)} not found, {every.count(_NOT_COVERED)} not covered"
         ]
     )
-    return ExitCode.PROBLEM if _MISSED in words else ExitCode.OK
+    return ExitCode.PROBLEM if _MISSED in every else ExitCode.OK
 
 
 class _Finding(NamedTuple):

@@ -313,7 +313,10 @@ class Observer:
             self._values.append((quantity, own if self._is_counting else copied(own)))
 
     def _draw(self, original: Callable[..., Any], loader: object) -> Any:
-        self._inputs.batch = batch = original(loader)
+        batch = original(loader)
+        # A script evaluates with other samples, and need not keep those it trains with until then.
+        if torch.is_grad_enabled():
+            self._inputs.batches[id(loader)] = batch
         return batch
 
     def _give(self, _module: torch.nn.Module, inputs: object) -> None:

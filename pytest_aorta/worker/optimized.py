@@ -155,8 +155,7 @@ class Optimized:
         self.is_hash_due = False
         self._named, self._warmup = named, record.warmup
         self._every = MOST_EVERY if record.hash_state else 0
-        names = [logical_name(name) for name, _ in named(optimizer)]
-        self.training = Training(optimizer, names, random, self._every)
+        self.training = Training(named, random, self._every)
         self._prepared = prepared
         self._places: list[tuple[int, str]] = []
         self._values = Values()

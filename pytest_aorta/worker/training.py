@@ -12,7 +12,7 @@ import operator
 import random
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from pytest_aorta.common.text import some_of
 from pytest_aorta.result.series import BATCH, GRADIENTS, NOTED_STEPS, OFF, RANDOM, Series, Setting, digest
+from pytest_aorta.worker.layout import NamedTensor
 from pytest_aorta.worker.weight_hash import logical_name
 
 # Keys of a parameter group that are no hyperparameters of its own, or follow from others.
@@ -42,7 +43,7 @@ class Inputs:
     """Inputs of the step that runs: all that a script has done since the last step of an optimizer.
 
     Attributes:
-        batch: What a loader returned last; None without a loader.
+        batches: What each loader returned last, by its identity.
         num_backward: Number of backward passes.
         autocast: The type of the last autocast.
         clipped_to: The norm that gradients were clipped to; None if they were not.
@@ -50,7 +51,7 @@ class Inputs:
         given: The tensors that a module was given first, where they are watched; a loader may be ahead of the step.
     """
 
-    batch: object = None
+    batches: dict[int, object] = field(default_factory=dict)
     num_backward: int = 0
     autocast: str = OFF
     clipped_to: float | None = None
@@ -70,23 +71,26 @@ def _mode(models: Iterable[torch.nn.Module]) -> str:
 class Training:
     """Settings of one optimizer's steps, from its first one on."""
 
-    def __init__(self, optimizer: Optimizer, names: Sequence[str], made: str = "", most_every: int = 0) -> None:
+    def __init__(
+        self, named: Callable[[Optimizer], Iterable[NamedTensor]], made: str = "", most_every: int = 0
+    ) -> None:
         """Note settings, and random numbers if their state when the optimizer was ``made`` is given.
 
-        Up to step ``most_every``, samples, random numbers and the gradient scaler are noted in every step too.
+        ``named`` returns the parameters of an optimizer, in its order. Up to step ``most_every``, samples, random
+        numbers and the gradient scaler are noted in every step too.
         """
         self._most_every = most_every
         # Name and parameter group of a setting -> step -> value from this step on.
         self._settings: dict[tuple[str, str], dict[str, str | float]] = {}
-        self._groups = _groups(optimizer.param_groups, names)
-        self._keys = [
-            [key for key, value in group.items() if key not in _NOT_SHOWN and _plain(value) is not None]
-            for group in optimizer.param_groups[:_MOST_GROUPS]
-        ]
+        self._named = named
+        # Names of parameter groups, and the keys of each.
+        self._groups: list[str] = []
+        self._keys: list[list[str]] = []
         self._values: list[Any] = []
         self._sources: tuple[object, ...] = ()
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
-        self._samples: list[tuple[int, list[torch.Tensor]]] = []
+        # Of a step, the rows of each batch.
+        self._samples: list[tuple[int, list[list[torch.Tensor]]]] = []
         self._hashed: dict[str, list[str]] = {}
         if made:
             self._note(0, RANDOM, made)
@@ -129,9 +133,14 @@ class Training:
         """
         if not self._is_noted(step):
             return
+        if len(self._keys) < min(len(optimizer.param_groups), _MOST_GROUPS):
+            self._add_groups(optimizer)
         groups = zip(optimizer.param_groups, self._keys, strict=False)
         values = [value for group, keys in groups for value in map(group.get, keys)]
-        # The comparison by identity waits for no device where a value is a tensor.
+        if any(isinstance(value, torch.Tensor) for value in values):
+            # A scheduler writes into a tensor, which is read by an operator that a count would see.
+            values = [*map(_plain, values)] if may_sample else self._values
+        # Values of a parameter group may be anything, so they are compared by identity.
         if len(values) != len(self._values) or not all(map(operator.is_, values, self._values)):
             self._values = values
             named = ((key, name) for name, keys in zip(self._groups, self._keys, strict=False) for key in keys)
@@ -146,19 +155,32 @@ class Training:
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
             self._note(step, "mode", mode)
-        if tensors := inputs.given or tensors_in(inputs.batch):
-            shapes = [(part.shape, part.dtype) for part in tensors]
+        batches = [inputs.given] if inputs.given else [*map(tensors_in, inputs.batches.values())]
+        if any(batches):
+            shapes = [(part.shape, part.dtype) for batch in batches for part in batch]
             if shapes != self._shapes:
                 self._shapes = shapes
                 self._note(step, BATCH, ", ".join(f"{[*shape]} {str(dtype)[6:]}" for shape, dtype in shapes))
-            same = [part[:_MOST_SAMPLES] for part in parts_of_samples(tensors)]
-            is_small = sum(part.nbytes for part in same) <= _SMALL_BYTES
+            rows = [[part[:_MOST_SAMPLES] for part in parts_of_samples(batch)] for batch in batches]
+            is_small = sum(part.nbytes for parts in rows for part in parts) <= _SMALL_BYTES
             is_due = step <= max(_SAMPLED, self._most_every) or step.bit_count() == 1
-            if may_sample and same and (is_small or is_due):
+            if may_sample and any(rows) and (is_small or is_due):
                 # A loader may use the memory again.
-                self._samples.append((step, [part.clone() for part in same]))
+                self._samples.append((step, [[part.clone() for part in parts] for parts in rows]))
         if step <= self._most_every:
             self._note_state(step, inputs.scaler)
+
+    def _add_groups(self, optimizer: Optimizer) -> None:
+        """Name groups that the optimizer has got by their first parameters; the name of one alone is empty."""
+        groups, num_known = optimizer.param_groups[:_MOST_GROUPS], len(self._keys)
+        names = [logical_name(name) for name, _ in self._named(optimizer)] if len(groups) > 1 else []
+        firsts = itertools.accumulate((len(group["params"]) for group in groups), initial=0)
+        of_groups = [names[first] if first < len(names) else "" for first, _ in zip(firsts, groups, strict=False)]
+        self._groups += of_groups[num_known:]
+        self._keys += [
+            [key for key, value in group.items() if key not in _NOT_SHOWN and _plain(value) is not None]
+            for group in groups[num_known:]
+        ]
 
     def _note_state(self, step: int, scaler: torch.amp.GradScaler | None) -> None:
         """Note what else the next step goes on from, which waits for the device."""
@@ -188,7 +210,8 @@ class Training:
 
     def samples(self) -> dict[str, list[str]]:
         """Return step -> hash of each sample of the batch, and wait for the device."""
-        self._hashed |= {str(step): hashed_samples(parts) for step, parts in self._samples}
+        for step, rows in self._samples:
+            self._hashed[str(step)] = [sample for parts in rows for sample in hashed_samples(parts)]
         self._samples = []
         return self._hashed
 
@@ -197,16 +220,16 @@ class TrainingNotes:
     """Notes of a workload on what its measured steps train with, for the sentences of a failure on what was edited."""
 
     def __init__(self, optimizer: Optimizer, model: torch.nn.Module) -> None:
-        names = {id(part): logical_name(name) for name, part in model.named_parameters()}
+        names = {id(part): name for name, part in model.named_parameters()}
         every = [part for group in optimizer.param_groups for part in group["params"]]
         self._optimizer, self._model, self._num_steps = optimizer, model, 0
-        self._training = Training(optimizer, [names.get(id(part), "") for part in every])
+        self._training = Training(lambda _: [(names.get(id(part), ""), part) for part in every])
         self._training.look(1, [model], every)
 
     def end_step(self, batch: object, num_backward: int = 1, clipped_to: float | None = None) -> None:
         """Note a step after its time, with its batch; of many steps, the first ones and some later ones."""
         self._num_steps += 1
-        inputs = Inputs(batch, num_backward, clipped_to=clipped_to)
+        inputs = Inputs({0: batch}, num_backward, clipped_to=clipped_to)
         self._training.note_step(self._num_steps, self._optimizer, [self._model], inputs)
 
     def series(self) -> list[Series]:
@@ -258,16 +281,12 @@ GENERATORS: Mapping[str, Callable[[], object]] = {
 }
 
 
-def _groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Return the name of each of several parameter groups, which is its first parameter; empty of one group alone."""
-    if len(groups) == 1:
-        return [""]
-    firsts = itertools.accumulate((len(group["params"]) for group in groups), initial=0)
-    return [names[first] if first < len(names) else "" for first in itertools.islice(firsts, _MOST_GROUPS)]
-
-
 def _plain(value: Any) -> Any:
     """Return a number or text, or a tuple of these; None for any other value, such as a tensor on a device."""
+    if type(value) is torch.Tensor and value.is_cpu and value.numel() == 1:
+        # As short as the number that the script gave.
+        number = value.item()
+        return float(f"{number:.7g}") if isinstance(number, float) else number
     parts = value if isinstance(value, tuple) else (value,)
     return value if all(isinstance(part, _VALUES) for part in parts) else None
 

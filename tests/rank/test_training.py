@@ -61,18 +61,44 @@ def test_script_with_unusual_values_is_not_broken(collate, rate):
     to_json(series)
 
 
+def test_batches_of_every_loader_of_a_step_are_sampled_but_not_those_of_an_evaluation():
+    def samples(seed: int, evaluated: float = 0.0) -> dict[str, list[str]]:
+        recording = Recording()
+        observer = recording.observe(StepRecording(warmup=0))
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+        drawn = torch.rand(16, 4, generator=torch.Generator().manual_seed(seed))
+        loaders = [DataLoader(TensorDataset(rows), batch_size=len(rows) // 2) for rows in (drawn, torch.ones(4, 4))]
+        for step, ([first], [second]) in enumerate(zip(*loaders, strict=True), 1):
+            with torch.no_grad():
+                list(DataLoader(torch.full((3, 4), evaluated)))
+            model(torch.cat([first, second])).sum().backward()
+            optimizer.param_groups[0]["lr"].fill_(0.1 * step)
+            optimizer.step()
+        observer.stop()
+        [series] = recording.result().series
+        assert Setting("lr", values={"1": 0.1, "2": 0.2}) in series.settings
+        return series.samples
+
+    assert len(samples(0)["1"]) == 10
+    assert samples(0) == samples(0, evaluated=1.0) != samples(1)
+
+
 def test_setting_that_changes_later_is_noted_in_the_next_step_that_is_a_power_of_two():
     recording = Recording()
     observer = recording.observe(StepRecording(warmup=0))
     model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD([model[0].weight], lr=0.1)
     for step in range(1, 65):
         optimizer.param_groups[0]["lr"] = model[1].p = 0.1 if step < 40 else 0.2
+        if step == 3:
+            optimizer.add_param_group({"params": [model[0].bias], "lr": 0.3})
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
     observer.stop()
     [series] = recording.result().series
     assert Setting("lr", values={"1": 0.1, "64": 0.2}) in series.settings
+    assert Setting("lr", "0.bias", values={"3": 0.3}) in series.settings
     # What the next step drops is read after a step.
     assert Setting("dropout", values={"1": "0.1", "65": "0.2"}) in series.settings
 

@@ -31,8 +31,8 @@ def make_wheel(
     files = {file: content for file, content in given.items() if content is not None}
     record = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
+    made = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as wheel:
         for file, content in {**files, f"{info}/RECORD": record}.items():
             wheel.writestr(file, content)
-    return path
+    return made
