@@ -439,7 +439,8 @@ _ROWS = (
     replace(
         _hash(
             BUFFERS,
-            "hash of the persistent buffers of an unedited script's model, such as the statistics of BatchNorm",
+            "hash of the persistent buffers of an unedited script's model, such as the statistics of BatchNorm, and of "
+            "averaged copies of the model",
         ),
         is_new=True,
     ),

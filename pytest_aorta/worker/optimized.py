@@ -6,8 +6,10 @@ Nothing here reads a number from a device before the script has ended.
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
@@ -26,7 +28,7 @@ from pytest_aorta.worker.finite import optimizers, parts_of, untraced
 from pytest_aorta.worker.layout import NamedTensor, is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.steps import StepTimer
-from pytest_aorta.worker.torch_private import buffers_of, disable_current_modes
+from pytest_aorta.worker.torch_private import buffers_of, disable_current_modes, parameters_of
 from pytest_aorta.worker.training import Training
 from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
@@ -149,7 +151,9 @@ class Optimized:
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.
         self._owners: list[tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]] = []
-        # Modules that no optimizer trains, such as averaged models.
+        # Copies of the model that no optimizer trains, such as averaged models, until the first hash.
+        self._copies: list[weakref.ref[torch.nn.Module]] = []
+        # Modules that no optimizer trains.
         self._untrained: list[weakref.ref[torch.nn.Module]] = []
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
         self.is_hash_due = False
@@ -253,7 +257,10 @@ class Optimized:
         *,
         hash_buffers: bool,
     ) -> None:
-        """Take the names and the buffers of those modules that have the ``named`` parameters of the optimizer."""
+        """Take the names and the buffers of those modules that have the ``named`` parameters of the optimizer.
+
+        Parameters of averaged copies of these modules are hashed as buffers: nothing else shows another average.
+        """
         places = {id(part): place for place, (_, part) in enumerate(named)}
         firsts = (
             (min((places.get(id(part), len(places)) for part in root.parameters()), default=len(places)), root)
@@ -263,16 +270,30 @@ class Optimized:
         own = [root for first, root in sorted(firsts, key=itemgetter(0)) if first < len(places)]
         self.model = " + ".join(dict.fromkeys(map(_title, own)))[:_LONGEST_NAME]
         self._models = list(map(weakref.ref, own))
-        self._owners = [
-            (f"{name}." if name else "", *buffers_of(module))
-            for root in own
-            for name, module in root.named_modules()
-            if hash_buffers
-        ]
+        trained = {id(part) for optimizer in optimizers() for part in parts_of(optimizer)}
+        without = [root for root in roots if not any(id(part) in trained for part in root.parameters())]
         if self._every:
-            trained = {id(part) for optimizer in optimizers() for part in parts_of(optimizer)}
-            without = (root for root in roots if not any(id(part) in trained for part in root.parameters()))
             self._untrained = list(map(weakref.ref, without))
+        if not hash_buffers:
+            return
+        self._owners = [
+            (f"{name}." if name else "", *buffers_of(module)) for root in own for name, module in root.named_modules()
+        ]
+        shapes = [[part.shape for part in root.parameters()] for root in own]
+        if not self._every:
+            copies = (root for root in without if [part.shape for part in root.parameters()] in shapes)
+            self._copies = list(map(weakref.ref, copies))
+
+    def _add_copies(self) -> None:
+        """Hash the parameters of copies of the model from now on, but not of any that the script has dropped."""
+        gc.collect()
+        copies = [copy for known in self._copies if (copy := known()) is not None]
+        self._copies = []
+        titles = Counter(map(_title, copies))
+        # Modules are found in any order, so equal ones can't be told apart.
+        for name, copy in ((_title(copy), copy) for copy in copies if titles[_title(copy)] == 1):
+            for key, part in copy.named_modules():
+                self._owners.append((f"{name}.{key}." if key else f"{name}.", parameters_of(part), ()))
 
     def models(self) -> list[torch.nn.Module]:
         """Return the largest modules that have the parameters."""
@@ -293,6 +314,8 @@ class Optimized:
             self._hash(self._named(optimizer), again=is_last)
 
     def _hash(self, named: Iterable[NamedTensor], *, again: bool) -> None:
+        if self._copies:
+            self._add_copies()
         self.hashes.add(self.num_steps, named, again=again)
         buffers = [
             (before + key, buffer)

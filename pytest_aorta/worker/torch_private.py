@@ -77,6 +77,7 @@ __all__ = [
     "is_traceable_wrapper_subclass_type",
     "keep_from_compiler",
     "makes_state_alone",
+    "parameters_of",
     "profiler_enabled",
     "sequence_number",
     "tree_leaves",
@@ -162,6 +163,11 @@ def is_flat_parameter(tensor: torch.Tensor) -> bool:
 def autocast_of(entered: torch.autocast) -> str:
     """Return the type of an autocast, such as ``bfloat16``, or ``off``."""
     return str(entered.fast_dtype).removeprefix("torch.") if entered._enabled else "off"
+
+
+def parameters_of(module: nn.Module) -> Mapping[str, torch.Tensor | None]:
+    """Return a module's own mapping of parameters, without the module."""
+    return module._parameters
 
 
 def buffers_of(module: nn.Module) -> tuple[Mapping[str, torch.Tensor | None], Collection[str]]:
