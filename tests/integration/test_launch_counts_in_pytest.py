@@ -104,7 +104,7 @@ def test_inconclusive_test_neither_stops_a_run_nor_is_a_last_failure(restless):
 def test_regression_reports_everything_that_is_known(gpu):
     stable = {"waits": {"0": 2.0, "1": 2.0}}
     gpu.plant(**stable)
-    gpu.run("--update-baselines").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", passed=1)
     gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0})
     shows = [
         "E  *rank 1 is late: others wait 2 ms/step longer for it than in the baseline",
@@ -129,7 +129,7 @@ def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
 
 def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     learned.plant(slowdown=0.8)
-    learned.run().assert_outcomes(passed=1)
+    learned.run(passed=1)
     shows = [
         "E  *Improved: step_time_p50 -20.0% (10 -> 8 ms, limit 5%)",
         "E  *accept    pytest *::test_one * --update-baselines --aorta-record=replace  # replaces the baseline",
@@ -187,8 +187,12 @@ def test_comparison_launches_both_in_alternating_order_until_there_is_a_verdict(
 
 def test_comparison_that_decides_nothing_says_what_to_do(gpu):
     gpu.one_test(COMPARE.format(10.7))
-    result = gpu.run("--aorta-max-launches=2", "--aorta-fail-on=inconclusive", failed=1)
-    result.stdout.fnmatch_lines(["E  *confirm   pytest *::test_one * --aorta-max-launches=12"])
+    result = gpu.run(
+        "--aorta-max-launches=2",
+        "--aorta-fail-on=inconclusive",
+        failed=1,
+        shows="E  *confirm   pytest *::test_one * --aorta-max-launches=12",
+    )
     assert "--aorta-ab=HEAD" not in text_of(result)
 
 

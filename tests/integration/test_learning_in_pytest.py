@@ -64,18 +64,21 @@ def test_comparisons_with_one_label_are_numbered_and_have_baselines_of_their_own
 
 def test_one_launch_is_recorded_where_nothing_has_noise(project):
     project.write("test_toy.py", "def test_one(workload): workload.check(workload.run('toy'))")
-    project.run("--update-baselines").stdout.fnmatch_lines(["aorta: 1 test OK, 1 baseline measured, 2 launches*"])
+    project.run("--update-baselines", shows="aorta: 1 test OK, 1 baseline measured, 2 launches*")
     assert center_flags(project) == [(1, True)]
 
 
 def test_further_launches_are_added_and_the_center_stays(gpu):
     for _ in range(2):
-        gpu.run("--update-baselines").assert_outcomes(passed=1)
+        gpu.run("--update-baselines", passed=1)
     (file,), document = gpu.baseline_files(), stored(gpu)
     del document["config"]["steps"]  # a key that is newer than the baseline had its default
     file.write_text(json.dumps(document))
-    result = gpu.run("--update-baselines", "--aorta-launches=2")
-    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (baseline 1: 3 launches, 8 in the file)"])
+    result = gpu.run(
+        "--update-baselines",
+        "--aorta-launches=2",
+        shows="updated toy-gpu-x2-nccl: * (baseline 1: 3 launches, 8 in the file)",
+    )
     result.stdout.no_fnmatch_line("  step_time_p50: 10 ms*")  # only what changes has a line
     assert center_flags(gpu) == [(1, True)] * 3 + [(1, False)] * 5
 
@@ -111,12 +114,12 @@ def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_varia
     ]
     learned.run("--update-baselines", "--aorta-record=replace", shows=shows, passed=1)
     assert center_flags(learned) == [(1, False)] * 3 + [(2, True)] * 3
-    learned.run().assert_outcomes(passed=1)
+    learned.run(passed=1)
 
 
 def test_another_config_is_a_new_revision_unasked(learned):
     learned.one_test("workload.check(workload.run('toy', steps=5))")
-    learned.run("--update-baselines").assert_outcomes(passed=1)
+    learned.run("--update-baselines", passed=1)
     assert center_flags(learned)[-1] == (2, True)
     assert stored(learned)["config"]["steps"] == 5
 
@@ -128,7 +131,7 @@ def test_baseline_of_another_workload_is_missing_and_recording_starts_a_new_revi
         gpu.one_test(f"workload.check(workload.run({name!r}), label='speed')")
         if name == "toy2":
             gpu.run(shows="E *the baseline was recorded with the workload 'toy', the test has 'toy2'*", failed=1)
-        gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
+        gpu.run("--update-baselines", "--aorta-launches=3", passed=1)
     [file] = gpu.baseline_files()
     stored = read_baseline_file(file)
     assert (stored.workload, stored.revision, len(stored.center_launches)) == ("toy2", 2, 3)
@@ -192,7 +195,7 @@ def test_metric_that_is_too_noisy_is_left_out_by_name(versioned_gpu):
     project.write("test_toy.py", marked)
     shows = ["E  *Not applicable: step_time_p50, *", "E  *confirm   pytest *::test_one --aorta-ab=HEAD"]
     project.run(shows=shows, failed=1)
-    project.run("--aorta-ab=HEAD", passed=1).stdout.fnmatch_lines(["aorta: 1 test OK, * metrics unchanged*"])
+    project.run("--aorta-ab=HEAD", passed=1, shows="aorta: 1 test OK, * metrics unchanged*")
     project.plant(weight_hash="f" * 16)
     project.run(shows=["E  *Regression: weight_hash *", "E  *Not applicable: step_time_p50, *"], failed=1)
 
@@ -236,8 +239,11 @@ def test_interrupted_recording_writes_nothing(gpu):
 )
 def test_test_that_is_not_recorded_is_reported_with_its_outcome(gpu, end, marks, reason):
     gpu.one_test(f"workload.check(workload.run('toy')); {end}", marks)
-    result = gpu.run("--update-baselines", "--aorta-launches=2")
-    result.stdout.fnmatch_lines([f"not recorded, because the test {reason}: test_toy.py::test_one::toy"])
+    gpu.run(
+        "--update-baselines",
+        "--aorta-launches=2",
+        shows=f"not recorded, because the test {reason}: test_toy.py::test_one::toy",
+    )
     assert gpu.baseline_files() == []
 
 

@@ -20,7 +20,7 @@ def plans(project) -> list[dict]:
 
 def test_reference_is_launched_from_the_commit(versioned):
     versioned.test_file(AGAIN)
-    versioned.run("--aorta-ab=HEAD", "--aorta-results=kept").assert_outcomes(passed=1)
+    versioned.run("--aorta-ab=HEAD", "--aorta-results=kept", passed=1)
     found = plans(versioned)
     assert [(plan.get("reference") or {}).get("name") for plan in found] == [None, "HEAD", None, "HEAD", "HEAD"]
     folders = {plan["spec"]["folder"] for plan in found if "reference" in plan}
@@ -33,7 +33,7 @@ def test_results_have_the_commit_branch_and_state_of_the_code_that_ran(versioned
     commit = versioned.git("rev-parse", "HEAD")
     source = versioned.path / versioned.git("ls-files", "*.yaml").splitlines()[0]
     source.write_text(source.read_text() + "\n# changed after the commit\n")
-    versioned.run("--aorta-ab=HEAD", "--aorta-results=kept").assert_outcomes(passed=1)
+    versioned.run("--aorta-ab=HEAD", "--aorta-results=kept", passed=1)
     results = [json.loads(path.read_text()) for path in sorted((versioned.path / "kept").glob("*/*/result.json"))]
     found = [
         (each["provenance"]["commit"], each["provenance"]["branch"], each["provenance"]["dirty"]) for each in results

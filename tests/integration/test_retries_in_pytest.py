@@ -227,8 +227,13 @@ def test_tests_that_failed_before_a_launch_are_counted(reported):
 
 def test_devices_that_had_to_be_there_are_a_failure_before_a_launch(reported):
     reported.write("test_toy.py", FAILING)
-    result = reported.run("--aorta-without-gpus=fail", "-k", "test_devices", errors=1)
-    result.stdout.fnmatch_lines(["aorta: no test launched, 1 test failed before a launch"])
+    reported.run(
+        "--aorta-without-gpus=fail",
+        "-k",
+        "test_devices",
+        errors=1,
+        shows="aorta: no test launched, 1 test failed before a launch",
+    )
     assert reported.summary()["tests"] == {"error": 1}
 
 

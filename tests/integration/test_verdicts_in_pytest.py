@@ -44,8 +44,7 @@ def test_speed(workload):
 
 def test_missing_baseline_is_no_regression_that_a_test_can_catch(project):
     project.test_file(CAUGHT.replace(', match="Regression: step_time_p50"', ""))
-    result = project.run(failed=1)
-    result.stdout.fnmatch_lines(["FAILED *test_speed - Missing: no baseline*"])
+    project.run(failed=1, shows="FAILED *test_speed - Missing: no baseline*")
 
 
 def test_regression_that_a_test_catches_passes_and_is_counted_apart(recorded):
@@ -61,7 +60,7 @@ def test_regression_that_a_test_catches_passes_and_is_counted_apart(recorded):
     assert (
         'name="aorta.step_time_p50.verdict" value="expected regression"' in (recorded.path / "report.xml").read_text()
     )
-    recorded.run("-v").stdout.fnmatch_lines(["  expected regression  step_time_p50 *"])
+    recorded.run("-v", shows="  expected regression  step_time_p50 *")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
     assert properties["aorta.step_time_p50"].startswith("Regression: step_time_p50 +200% (10 -> 30 ms, ")
     assert properties["aorta.weight_hash"].startswith("Pass: weight_hash")
     recorded.plant()
-    recorded.run().assert_outcomes(passed=2)
+    recorded.run(passed=2)
 
 
 @pytest.mark.parametrize("is_committed", [False, True], ids=["never committed", "committed"])
@@ -140,8 +139,12 @@ def test_missing_baseline_fails_the_test_where_it_is_listed_and_is_never_recorde
 @pytest.mark.parametrize("fail_on", ["none", "improved"])
 def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded, fail_on):
     recorded.plant(weight_hash=None, only="test-speed")
-    result = recorded.run(f"--aorta-fail-on={fail_on}", passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E  *Missing: weight_hash, the launch has no weight_hash"])
+    recorded.run(
+        f"--aorta-fail-on={fail_on}",
+        passed=1,
+        failed=1,
+        shows="E  *Missing: weight_hash, the launch has no weight_hash",
+    )
 
 
 def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
@@ -158,8 +161,7 @@ def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
     recorded.run(shows=shows, passed=1, failed=1)
     total = f"aorta: 1 test OK, 1 metric unchanged, 1 not compared (weight_hash: {fact}), 1 launch*"
     recorded.run("-k", "test_speed", shows=total, passed=1)
-    strict = recorded.run("--aorta-fail-on=not-applicable", failed=2)
-    strict.stdout.fnmatch_lines([f"E  *Not applicable: weight_hash, {fact}"])
+    recorded.run("--aorta-fail-on=not-applicable", failed=2, shows=f"E  *Not applicable: weight_hash, {fact}")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_changed_number_of_steps_hides_no_change_and_replaces_nothing_unasked(pr
 def test_improvement_passes_and_says_that_the_baseline_is_stale(project):
     project.plant(metrics={"peak_memory_bytes": 2.0 * 2**20})
     project.one_test("workload.check(workload.run('toy'))")
-    project.run("--update-baselines").assert_outcomes(passed=1)
+    project.run("--update-baselines", passed=1)
     project.plant(metrics={"peak_memory_bytes": 1.0 * 2**20})
     shows = [
         "test_toy::test_one: Improved: peak_memory_bytes -50.0% (2 -> 1 MiB, limit 2%); the baseline is stale; *",
@@ -362,7 +364,7 @@ def test_plain():
 def test_baseline_of_a_test_that_was_not_selected_is_no_orphan(project, arguments):
     project.test_file(IN_CLASS)
     project.write("test_other.py", "def test_other(): pass")
-    project.run("--update-baselines").assert_outcomes(passed=3)
+    project.run("--update-baselines", passed=3)
     assert "delete the file" not in text_of(project.run(*arguments))
 
 
@@ -394,7 +396,7 @@ def test_on_gpus(workload, distributed_world):
 def test_baseline_of_a_platform_that_the_test_did_not_run_on_is_no_orphan(project):
     project.test_file(COMPARES_ON_GPUS)
     project.gpus(2)
-    project.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
+    project.run("--update-baselines", "--aorta-launches=2", passed=2)
     project.gpus(0)
     assert "delete the file" not in text_of(project.run("--aorta-fail-on=none"))
 
@@ -410,7 +412,7 @@ WRONG_MARKER = "@pytest.mark.world(ranks=2)\ndef test_wrong(workload): pass\n"
 def test_baseline_of_a_test_that_could_not_be_collected_is_no_orphan(project, workers, before, after):
     inner, plain = IN_CLASS.split("def test_plain")
     project.test_file(IN_CLASS)
-    project.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
+    project.run("--update-baselines", "--aorta-launches=2", passed=2)
     project.test_file(f"import pytest\n{before}{inner}{after}\ndef test_plain{plain}")
     for more in ([], ["--continue-on-collection-errors"]):
         result = project.run(*workers, *more)

@@ -57,7 +57,7 @@ def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_on
 def test_orphans_are_reported_once_by_the_controller(spread):
     path = spread.path / "test_a.py"
     path.write_text(TWO_FILES["test_a.py"].replace("test_a(", "test_other("))
-    spread.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
+    spread.run("--update-baselines", "--aorta-launches=2", passed=2)
     path.write_text(TWO_FILES["test_a.py"])
     result = run(spread, "--aorta-fail-on=none", f"--junitxml={spread.path}/report.xml")
     assert result.stdout.str().count("test_a.py::test_other does not exist; delete the file") == 1

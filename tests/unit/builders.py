@@ -47,7 +47,9 @@ from pytest_aorta.verdict.verdicts import (
 
 T = TypeVar("T")
 H200 = "NVIDIA H200"
-CAUGHT = Decided(Outcome.REGRESSION, is_expected=True)
+PASS, IMPROVED, REGRESSION, CHANGED = Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSION, Outcome.CHANGED
+MISSING, NOT_APPLICABLE, INCONCLUSIVE = Outcome.MISSING, Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE
+CAUGHT = Decided(REGRESSION, is_expected=True)
 UNRECORDED = Missing(MissingPart.BASELINE, Unrecorded.CASE)
 ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
 
@@ -178,8 +180,8 @@ def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple
 def make_verdict(outcome: Outcome | State, **changes: Any) -> Verdict:
     """Return a verdict in a state, or in one that has an outcome."""
     states = {
-        Outcome.MISSING: Missing(MissingPart.BASELINE),
-        Outcome.NOT_APPLICABLE: NotApplicable(Reason.LAUNCHER),
+        MISSING: Missing(MissingPart.BASELINE),
+        NOT_APPLICABLE: NotApplicable(Reason.LAUNCHER),
     }
     state = states.get(outcome, Decided(outcome)) if isinstance(outcome, Outcome) else outcome
     return replace(Verdict("case", "step_time_p50", state, 1.0, 1.0, None, Tolerance(0.05)), **changes)
@@ -224,6 +226,11 @@ def make_baseline(**changes: Any) -> Baseline:
         launches=(StoredLaunch(make_facts()),),
     )
     return replace(defaults, **changes)
+
+
+def baseline_of(*launches: LaunchFacts) -> Baseline:
+    """Return the baseline of launches that were recorded at once."""
+    return make_baseline(launches=stored(*launches))
 
 
 def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:

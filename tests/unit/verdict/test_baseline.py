@@ -20,7 +20,7 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.metrics import own_metrics
-from tests.unit.builders import make_baseline, make_facts, stored
+from tests.unit.builders import baseline_of, make_baseline, make_facts, stored
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)
 NUMBER = st.floats(-1e100, 1e100)
@@ -84,7 +84,7 @@ def test_written_baseline_is_read_back_equal(tmp_path_factory, p50, loss, metric
 
 def test_file_of_the_version_before_names_the_command_that_rewrites_it(tmp_path, capsys):
     facts = make_facts(commit="c" * 40, critical_rank=1, late_steps="two", exposed_ms={"all_gather": 2.0})
-    baseline = make_baseline(launches=stored(facts, facts)).condensed()
+    baseline = baseline_of(facts, facts).condensed()
     path = write_baseline(tmp_path, baseline)
     document = json.loads(path.read_text()) | {"schema_version": 5}
     del document["measured"]
@@ -112,7 +112,7 @@ def test_damaged_file_of_the_version_before_stays_as_it_is(tmp_path, launches, c
 
 
 def test_file_has_one_sorted_fact_a_line(tmp_path):
-    lines = write_baseline(tmp_path, make_baseline(launches=stored(*[make_facts()] * 2))).read_text().splitlines()
+    lines = write_baseline(tmp_path, baseline_of(*[make_facts()] * 2)).read_text().splitlines()
     assert len(lines) <= 60
     top = [line.split('"')[1] for line in lines if re.match('  "', line)]
     of_launch = [line.split('"')[1] for line in lines if re.match('        "', line)]
@@ -241,7 +241,7 @@ NOT_WRITABLE = {
 @pytest.mark.parametrize(("changes", "problem"), NOT_WRITABLE.values(), ids=NOT_WRITABLE)
 def test_baseline_that_could_not_be_read_again_is_not_written(tmp_path, changes, problem):
     with pytest.raises(BaselineError, match=f"not written: .*{problem}"):
-        write_baseline(tmp_path, make_baseline(launches=stored(make_facts(**changes))))
+        write_baseline(tmp_path, baseline_of(make_facts(**changes)))
     assert list(tmp_path.rglob("*.json")) == []
 
 
