@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.unit.builders import each_of
+
 STEPS = ("1", "2", "3", "4")
 HASHES = {step: step * 16 for step in STEPS}
 LOSSES = dict.fromkeys(STEPS, 0.5)
@@ -78,7 +80,7 @@ LOCATIONS = {
 }
 
 
-@pytest.mark.parametrize(("option", "more", "last", "lines"), LOCATIONS.values(), ids=LOCATIONS)
+@each_of("option, more, last, lines", LOCATIONS)
 def test_locating_launches_each_once_more_and_names_the_parameter(paired, option, more, last, lines):
     project = paired(f"workload.compare(*pair, steps=4{more})")
     project.plant(by_launch=LOCATING | {"4": last})

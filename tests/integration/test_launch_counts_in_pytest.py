@@ -4,6 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.unit.builders import each_of
+
 # Slowdowns by launch: after three launches, no further launch could decide.
 RESTLESS = [1.07, 1, 1.2, 0.9, 1.02]
 
@@ -159,7 +161,7 @@ FURTHER_FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("fault", "options", "lines"), FURTHER_FAILURES.values(), ids=FURTHER_FAILURES)
+@each_of("fault, options, lines", FURTHER_FAILURES)
 def test_further_launch_that_fails_fails_the_test_with_its_evidence(versioned_gpu, fault, options, lines):
     versioned_gpu.plant(slowdown=1.2, **fault)
     versioned_gpu.run(
@@ -213,7 +215,7 @@ UNDECIDED = {
 }
 
 
-@pytest.mark.parametrize(("slowdown", "planned", "lines", "outcome"), UNDECIDED.values(), ids=UNDECIDED)
+@each_of("slowdown, planned, lines, outcome", UNDECIDED)
 def test_reference_version_is_launched_where_the_baseline_does_not_decide(
     versioned_gpu, slowdown, planned, lines, outcome
 ):
@@ -257,7 +259,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize(("plant", "line"), LOST.values(), ids=LOST)
+@each_of("plant, line", LOST)
 def test_what_the_code_lost_since_the_reference_fails_a_comparison_by_the_test(versioned_gpu, plant, line):
     versioned_gpu.one_test("a = workload.run('toy'); workload.compare(a, distributed_world.again(a, reference=True))")
     versioned_gpu.plant(**plant)

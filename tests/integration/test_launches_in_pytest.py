@@ -7,6 +7,7 @@ import pytest
 from pytest_aorta.launch.leases import lease
 from tests.distributed.processes import await_true
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+from tests.unit.builders import each_of
 
 RUN, P99 = "workload.run('toy')", "@pytest.mark.tolerance(step_time_p99='10%')"
 
@@ -59,7 +60,7 @@ FAILED_LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize(("plant", "body", "marks", "lines"), FAILED_LAUNCHES.values(), ids=FAILED_LAUNCHES)
+@each_of("plant, body, marks, lines", FAILED_LAUNCHES)
 def test_failed_launch_fails_its_test_with_the_evidence(project, plant, body, marks, lines):
     project.plant(**plant)
     project.one_test(body, marks)

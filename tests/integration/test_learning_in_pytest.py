@@ -7,6 +7,7 @@ import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import STEADY
+from tests.unit.builders import each_of
 
 
 def stored(project) -> dict:
@@ -93,7 +94,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize(("plant", "line"), DIFFERENT.values(), ids=DIFFERENT)
+@each_of("plant, line", DIFFERENT)
 def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line):
     before = stored(learned)
     learned.plant(**plant)
@@ -147,7 +148,7 @@ TOO_NOISY = {
 }
 
 
-@pytest.mark.parametrize(("plant", "line", "is_enough"), TOO_NOISY.values(), ids=TOO_NOISY)
+@each_of("plant, line, is_enough", TOO_NOISY)
 def test_marked_metric_that_launches_can_not_hold_fails_the_recording(gpu, plant, line, is_enough):
     gpu.plant(**plant)
     shows = [
@@ -206,7 +207,7 @@ NO_BASELINE = {
 }
 
 
-@pytest.mark.parametrize(("plant", "line"), NO_BASELINE.values(), ids=NO_BASELINE)
+@each_of("plant, line", NO_BASELINE)
 def test_launches_that_make_no_baseline_fail_the_test(gpu, plant, line):
     gpu.plant(**plant)
     gpu.run("--update-baselines", shows=f"E  *{line}", failed=1)

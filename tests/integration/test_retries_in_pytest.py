@@ -8,6 +8,7 @@ import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+from tests.unit.builders import each_of
 
 ATTEMPT = "aorta.attempt"
 REPORTS = ("--aorta-report=out/report.html", "--junitxml=junit.xml")
@@ -99,7 +100,7 @@ FIXTURES = {
 }
 
 
-@pytest.mark.parametrize(("fixture", "passed"), FIXTURES.values(), ids=FIXTURES)
+@each_of("fixture, passed", FIXTURES)
 def test_attempt_that_fails_beside_its_call_is_superseded(retried, fixture, passed):
     retried.write(
         "test_toy.py",

@@ -7,6 +7,7 @@ from pytest_aorta.result.provenance import block_id
 from pytest_aorta.session.history import speed_folder
 from pytest_aorta.verdict.attribution import SPEED_CASE
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+from tests.unit.builders import each_of
 from tests.unit.sample_history import make_entry, make_launch, write_history
 
 
@@ -202,7 +203,7 @@ GONE = {
 }
 
 
-@pytest.mark.parametrize("remove", GONE.values(), ids=GONE)
+@each_of("remove", GONE)
 def test_what_was_recorded_and_is_gone_from_the_file_fails_the_test(project, remove):
     hashes = {"3": "1" * 16, "4": "2" * 16}
     counted = {"operators": {"aten::mm": 3}, "flops": {"aten::mm": 8}}
@@ -435,7 +436,7 @@ COMPARES_NOTHING = {
 }
 
 
-@pytest.mark.parametrize(("facts", "remedy"), COMPARES_NOTHING.values(), ids=COMPARES_NOTHING)
+@each_of("facts, remedy", COMPARES_NOTHING)
 def test_test_that_compares_nothing_fails_with_the_step_that_makes_it_compare(versioned, facts, remedy):
     project = versioned
     project.write("test_toy.py", UNMARKED.format(""))

@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.unit.builders import each_of
+
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
@@ -158,7 +160,7 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize(("groups", "message"), MISFITS.values(), ids=MISFITS)
+@each_of("groups, message", MISFITS)
 def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
     with pytest.raises(ValueError, match=message):
         module_buckets(make_model(), groups)

@@ -20,6 +20,7 @@ from pytest_aorta.worker.weight_hash import (
     hash_shards,
     tensor_sums,
 )
+from tests.unit.builders import each_of
 
 DTYPES = [
     torch.bfloat16,
@@ -329,7 +330,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)
+@each_of("make, error, message", REFUSED)
 def test_what_cannot_be_hashed_is_an_error_that_names_it(make, error, message):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,6 +100,11 @@ def broken_rule(step: StepOverlap) -> str | None:
         excess_ms[f"{kind} is more than comm_ms"] = of_kind.total_ms - step.comm_ms
         excess_ms[f"hidden_ms of {kind} is more than hidden_comm_ms"] = of_kind.hidden_ms - step.hidden_comm_ms
     return next((rule for rule, excess in excess_ms.items() if excess > 1e-5), None)
+
+
+def each_of(names: str, table: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Run a test for each row of a table, under the row's name."""
+    return pytest.mark.parametrize(names, table.values(), ids=table)
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -13,7 +13,7 @@ from pytest_aorta.plan.workloads import (
     resolve_config,
     workload_places,
 )
-from tests.unit.builders import run_python
+from tests.unit.builders import each_of, run_python
 
 GOOD = """
 description: a toy
@@ -237,7 +237,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("name", "value", "known", "asked"), NAMES.values(), ids=NAMES)
+@each_of("name, value, known, asked", NAMES)
 def test_class_of_another_distribution_is_found_by_its_qualified_name(tmp_path, name, value, known, asked):
     for file in ("named/__init__.py", "named/inner/__init__.py", "named/module.py", "single.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.metrics import own_metrics
-from tests.unit.builders import baseline_of, make_baseline, make_facts, stored
+from tests.unit.builders import baseline_of, each_of, make_baseline, make_facts, stored
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)
 NUMBER = st.floats(-1e100, 1e100)
@@ -238,7 +238,7 @@ NOT_WRITABLE = {
 }
 
 
-@pytest.mark.parametrize(("changes", "problem"), NOT_WRITABLE.values(), ids=NOT_WRITABLE)
+@each_of("changes, problem", NOT_WRITABLE)
 def test_baseline_that_could_not_be_read_again_is_not_written(tmp_path, changes, problem):
     with pytest.raises(BaselineError, match=f"not written: .*{problem}"):
         write_baseline(tmp_path, baseline_of(make_facts(**changes)))

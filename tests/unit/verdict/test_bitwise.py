@@ -19,7 +19,7 @@ from pytest_aorta.verdict.bitwise import (
     locate_operator,
     split,
 )
-from tests.unit.builders import NOT_APPLICABLE, PASS, REGRESSION, make_result, replace
+from tests.unit.builders import NOT_APPLICABLE, PASS, REGRESSION, each_of, make_result, replace
 
 HASHES = {"1": "a" * 32, "2": "b" * 32, "3": "c" * 32}
 
@@ -318,7 +318,7 @@ LOCATED = {
 }
 
 
-@pytest.mark.parametrize(("candidate", "reference", "parts"), LOCATED.values(), ids=LOCATED)
+@each_of("candidate, reference, parts", LOCATED)
 def test_first_operator_that_differs_is_named_with_its_place_and_what_differs(candidate, reference, parts):
     found = locate_operator(dict(enumerate(candidate)), dict(enumerate(reference)))
     assert [part for part in parts if part not in found] == []

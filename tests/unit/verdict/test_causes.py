@@ -15,6 +15,7 @@ from tests.unit.builders import (
     REGRESSION,
     baseline_of,
     changed,
+    each_of,
     gpus,
     launches_near,
     make_facts,
@@ -94,7 +95,7 @@ STRAGGLERS = {
 }
 
 
-@pytest.mark.parametrize(("here", "there", "expected"), STRAGGLERS.values(), ids=STRAGGLERS)
+@each_of("here, there, expected", STRAGGLERS)
 def test_straggler_is_the_rank_that_the_others_wait_for_more_than_in_the_reference(here, there, expected):
     assert straggler(here, there) == expected
 
@@ -139,7 +140,7 @@ NOTES = {
 }
 
 
-@pytest.mark.parametrize(("here", "there", "found"), NOTES.values(), ids=NOTES)
+@each_of("here, there, found", NOTES)
 def test_what_changes_within_launches_or_slows_them_is_noted(here, there, found):
     assert [*notes(here, there, "baseline")] == found
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_aorta.verdict.metrics import METRICS
-from tests.unit.builders import PASS, REGRESSION, baseline_of, growing, make_facts, on_cpu
+from tests.unit.builders import PASS, REGRESSION, baseline_of, each_of, growing, make_facts, on_cpu
 from tests.unit.verdict.compared import check, compare
 
 # Growth of each rank in the recorded launches and in those under test -> the outcome.
@@ -20,7 +20,7 @@ GROWTH = {
 }
 
 
-@pytest.mark.parametrize(("recorded", "measured", "outcome"), GROWTH.values(), ids=GROWTH)
+@each_of("recorded, measured, outcome", GROWTH)
 def test_growth_of_a_rank_may_exceed_that_of_the_baseline_by_ten_points_or_a_quarter(recorded, measured, outcome):
     there, here = ([make_facts(**growing(*ranks)) for ranks in side] for side in (recorded, measured))
     row = check(*here, baseline=baseline_of(*there))["memory_growth"]

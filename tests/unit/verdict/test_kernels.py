@@ -9,7 +9,7 @@ import pytest
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.causes import moved
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
-from tests.unit.builders import PASS, REGRESSION, baseline_of, launches_near, make_facts, on_cpu, with_p50
+from tests.unit.builders import PASS, REGRESSION, baseline_of, each_of, launches_near, make_facts, on_cpu, with_p50
 from tests.unit.verdict import compared
 from tests.unit.verdict.compared import compare, detection_lines, learn, left_out
 
@@ -170,7 +170,7 @@ NOTHING_MOVED = {
 }
 
 
-@pytest.mark.parametrize(("here", "there"), NOTHING_MOVED.values(), ids=NOTHING_MOVED)
+@each_of("here, there", NOTHING_MOVED)
 def test_nothing_is_named_that_explains_no_change(here, there):
     assert not moved(here, there)
 
@@ -217,7 +217,7 @@ GATHERED = {
 }
 
 
-@pytest.mark.parametrize(("now", "before", "text"), GATHERED.values(), ids=GATHERED)
+@each_of("now, before, text", GATHERED)
 def test_slower_transfer_is_told_from_late_ranks(now, before, text):
     sides = (launch_of({}, all_gather=GATHERS.replace(**changes)) for changes in (now, before))
     assert moved(*([launch] for launch in sides)).endswith(text)

@@ -1,8 +1,6 @@
 import math
 import time
 
-import pytest
-
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import (
     BLOCK_GAP_S,
@@ -10,7 +8,7 @@ from pytest_aorta.verdict.noise import (
     transformed_by_revision,
     transformed_values,
 )
-from tests.unit.builders import baseline_of, make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.builders import baseline_of, each_of, make_baseline, make_facts, on_cpu, stored, with_p50
 
 P50 = METRICS["step_time_p50"]
 PLATFORM = make_baseline().platform
@@ -43,7 +41,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize(("launches", "expected"), BLOCKS.values(), ids=BLOCKS)
+@each_of("launches, expected", BLOCKS)
 def test_block_is_one_boot_without_a_pause(launches, expected):
     assert clusters(*launches) == expected
 

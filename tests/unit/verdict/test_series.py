@@ -22,6 +22,7 @@ from tests.unit.builders import (
     PASS,
     REGRESSION,
     baseline_of,
+    each_of,
     make_baseline,
     make_facts,
     stored,
@@ -166,7 +167,7 @@ MISSING_STEPS = {
 }
 
 
-@pytest.mark.parametrize(("here", "there", "detail"), MISSING_STEPS.values(), ids=MISSING_STEPS)
+@each_of("here, there, detail", MISSING_STEPS)
 def test_missing_steps_are_missing(here, there, detail):
     row = judged(launch(*here), launch(*there), launch(*there))
     assert row.outcome is MISSING
@@ -237,7 +238,7 @@ CAME_OR_WENT = {
 }
 
 
-@pytest.mark.parametrize(("before", "after", "text"), CAME_OR_WENT.values(), ids=CAME_OR_WENT)
+@each_of("before, after, text", CAME_OR_WENT)
 def test_parameter_that_came_or_went_is_named(before, after, text):
     there, here = (
         launch(row).replace(weight_hashes=joined_hashes([[row]]))
@@ -299,7 +300,7 @@ REPLICAS = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "text"), REPLICAS.values(), ids=REPLICAS)
+@each_of("ranks, text", REPLICAS)
 def test_replicas_are_found_and_their_difference_is_named(ranks, text):
     rows = [[series(weights=rank)] for rank in ranks]
     assert [str(parted) for parted in diverged(rows)] == ([text] if text else [])

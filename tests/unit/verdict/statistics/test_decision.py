@@ -25,7 +25,7 @@ from pytest_aorta.verdict.statistics.decision import (
     quantile_t,
 )
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
-from tests.unit.builders import IMPROVED, INCONCLUSIVE, PASS, REGRESSION
+from tests.unit.builders import IMPROVED, INCONCLUSIVE, PASS, REGRESSION, each_of
 from tests.unit.simulated import PRIOR as SIMULATED_PRIOR
 from tests.unit.simulated import WITHIN, at_most, draw_block, draw_estimate, draw_pairs, run_pairs, run_stored
 
@@ -240,7 +240,7 @@ NOISE_ALONE = {
 }
 
 
-@pytest.mark.parametrize(("run", "rate", "trials"), NOISE_ALONE.values(), ids=NOISE_ALONE)
+@each_of("run, rate, trials", NOISE_ALONE)
 def test_false_alarms_of_all_looks_stay_below_their_rate(run, rate, trials):
     rng = random.Random(1)
     alarms = Counter(run(rng).outcome for _ in range(trials))
