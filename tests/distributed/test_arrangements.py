@@ -8,9 +8,10 @@ import pytest
 from benchmarks.numerics.arrangements import CASES, SCRIPT, arguments
 from pytest_aorta import ComparisonFailed
 from pytest_aorta.plan.plants import Plant, Planted
+from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.test_own_scripts import own_leases
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
+pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS]
 IN_CI = (
     "",
     "fsdp2",

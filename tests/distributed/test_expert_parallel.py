@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.small_llama import trains_alike
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=4, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
@@ -65,7 +66,7 @@ def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_ali
 @pytest.mark.parametrize(
     ("layout", "accumulated"),
     [
-        pytest.param("ep 2", 1, id="a micro-batch", marks=pytest.mark.world(size=2, device="cpu", warm=True)),
+        pytest.param("ep 2", 1, id="a micro-batch", marks=TWO_CPU_RANKS),
         pytest.param("ep 2", 3, id="stages of 3 micro-batches", marks=pytest.mark.extended),
         pytest.param("ep 2, tp 2", 1, id="split experts", marks=pytest.mark.extended),
     ],

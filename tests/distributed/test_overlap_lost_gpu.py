@@ -7,6 +7,7 @@ import pytest
 
 from pytest_aorta import ComparisonFailed, WorkloadRunner
 from pytest_aorta.plan.accelerators import visible_devices
+from tests.distributed import ALL_GPUS
 from tests.unit.builders import each_of
 
 pytestmark = [pytest.mark.timed, pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")]
@@ -42,7 +43,7 @@ LOST = {
 }
 
 
-@pytest.mark.world(size="all", device="cuda", warm=True)
+@ALL_GPUS
 @pytest.mark.tolerance(overlap_ratio="5 points")
 @each_of("name, config, key, metric, cause", LOST)
 def test_lost_overlap_is_caught_with_the_reason(workload: WorkloadRunner, name, config, key, metric, cause):

@@ -95,4 +95,4 @@ def test_markers_of_other_plugins_can_be_added_at_any_time(project):
         "    request.node.add_marker(pytest.mark.xfail(reason='later'))\n"
         "    workload.run('toy')\n"
     )
-    assert project.run().ret == pytest.ExitCode.OK
+    assert project.run().ret == 0

@@ -68,7 +68,7 @@ def test_comparisons_of_variants_in_one_test_have_a_case_and_verdicts_each(gpu):
     times = {one.case: [row.value for row in one.rows if row.metric == "step_time_p50"] for one in compared}
     name = "test_toy.py::test_one"
     assert times == {f"{name}::A": [10.0], f"{name}::A 2": [30.0], f"{name}::B": [20.0]}
-    assert (gpu.path / "junit.xml").read_text().count('"aorta.A.step_time_p50.baseline"') == 1
+    assert gpu.read("junit.xml").count('"aorta.A.step_time_p50.baseline"') == 1
 
 
 def test_runs_at_once_leave_a_file_each(project):

@@ -87,7 +87,7 @@ def test_script_is_launched_with_its_arguments(project, script):
 def test_control_characters_of_a_rank_reach_neither_the_terminal_nor_a_file(project):
     project.one_test("workload.run('toy', fault={'raises': 1, 'message': '\\x1b[2Jgone \\x9b31m'})")
     result = project.run("-rf", "--junitxml=junit.xml", "--aorta-markdown=aorta.md", failed=1)
-    written = [result.stdout.str(), *((project.path / name).read_text() for name in ("junit.xml", "aorta.md"))]
+    written = [result.stdout.str(), *(project.read(name) for name in ("junit.xml", "aorta.md"))]
     shown = r"rank 1 failed first: ValueError: \x1b[2Jgone \x9b31m"
     assert [text.count("\x1b") + text.count("\x9b") for text in written] == [0, 0, 0]
     assert all(shown in text for text in written)

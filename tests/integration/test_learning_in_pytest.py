@@ -126,7 +126,7 @@ def test_another_config_is_a_new_revision_unasked(learned):
 
 
 def test_baseline_of_another_workload_is_missing_and_recording_starts_a_new_revision(gpu):
-    gpu.write("workloads/toy2/default.yaml", (gpu.path / "workloads/toy/default.yaml").read_text())
+    gpu.write("workloads/toy2/default.yaml", gpu.read("workloads/toy/default.yaml"))
     gpu.plant(step_ms=[10.0, 10.01, 9.99])
     for name in ("toy", "toy2"):
         gpu.one_test(f"workload.check(workload.run({name!r}), label='speed')")
@@ -160,7 +160,7 @@ def test_marked_metric_that_launches_can_not_hold_fails_the_recording(gpu, plant
     assert gpu.baseline_files() == []
     offered = re.search(r"set a tolerance of ([\d.]+%), or compare", result.stdout.str()) if is_enough else None
     # The next comparison of the unchanged code passes, by either way out.
-    source = (gpu.path / "test_toy.py").read_text()
+    source = gpu.read("test_toy.py")
     marker = 'pytestmark = pytest.mark.tolerance(step_time_p50="5%")'
     assert marker in source
     if offered is not None:
@@ -172,7 +172,7 @@ def test_marked_metric_that_launches_can_not_hold_fails_the_recording(gpu, plant
 
 
 def test_marker_that_names_what_the_baseline_left_out_fails_the_recording(gpu):
-    marked = (gpu.path / "test_toy.py").read_text()
+    marked = gpu.read("test_toy.py")
     gpu.write("test_toy.py", marked.replace('pytestmark = pytest.mark.tolerance(step_time_p50="5%")', ""))
     gpu.plant(slowdown=NOISY)
     gpu.run("--update-baselines", passed=1)
@@ -185,7 +185,7 @@ def test_marker_that_names_what_the_baseline_left_out_fails_the_recording(gpu):
 
 def test_metric_that_is_too_noisy_is_left_out_by_name(versioned_gpu):
     project = versioned_gpu
-    marked = (project.path / "test_toy.py").read_text()
+    marked = project.read("test_toy.py")
     project.write("test_toy.py", marked.replace('pytestmark = pytest.mark.tolerance(step_time_p50="5%")', ""))
     project.plant(slowdown=NOISY)
     shows = ["  step_time_p50: left out: standard deviation of launches is *; compare it with --aorta-ab=REF"]

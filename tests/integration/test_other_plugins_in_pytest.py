@@ -77,7 +77,7 @@ def test_time_limit_of_pytest_timeout_names_the_launch(project):
     ]
     project.run("--aorta-results=kept", *SUMMARY, shows=shows, failed=1, passed=1)
     [slow] = project.path.glob("kept/test-toy-py-test-slow-*/01-toy-*")
-    page = (project.path / "out/report.html").read_text()
+    page = project.read("out/report.html")
     assert f"see {slow}" in page
     assert "1 failed launch" in page
 
@@ -113,7 +113,7 @@ NIGHTLY = [pytest.param(mode, marks=pytest.mark.extended) for mode in ("loadscop
 
 @pytest.mark.parametrize("mode", ["loadgroup", *NIGHTLY])
 def test_each_mode_of_distribution_finds_the_same_baselines(many, mode):
-    text = (many.path / "test_toy.py").read_text()
+    text = many.read("test_toy.py")
     many.write("test_toy.py", text.replace("def test_one", "@pytest.mark.xdist_group('gpu')\ndef test_one"))
     result = many.run_apart("-n2", f"--dist={mode}", *SUMMARY, passed=COUNT)
     assert {case["test"].partition("[")[0] for case in cases(many)} == {"test_toy.py::test_one"}
@@ -225,8 +225,8 @@ def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(decl
     assert result.ret == 0
     assert result.outlines[:-2] == node_ids()
     assert result.errlines == []
-    assert json.loads((declared.path / "found.json").read_text()) == node_ids()
-    imported = json.loads((declared.path / "imported.json").read_text())
+    assert json.loads(declared.read("found.json")) == node_ids()
+    imported = json.loads(declared.read("imported.json"))
     assert {"torch", "numpy", "scipy", "jsonschema"} & set(imported) == set()
     assert_nothing_was_launched(declared)
 

@@ -73,7 +73,7 @@ def test_launch_that_takes_long_is_said_and_not_captured(slow, workers):
     result = slow.run_apart("-rP", f"--junitxml={slow.path}/junit.xml", *workers, passed=1)
     assert re.search(r"^aorta: toy: 0 of 2 ranks started, \d+ s$", result.stderr.str(), re.MULTILINE)
     assert "said by the test" in result.stdout.str()
-    assert "ranks started" not in result.stdout.str() + (slow.path / "junit.xml").read_text()
+    assert "ranks started" not in result.stdout.str() + slow.read("junit.xml")
 
 
 def test_gpu_of_another_kind_than_that_of_the_baseline_is_refused(learned):

@@ -62,7 +62,7 @@ def test_workers_of_xdist_share_the_worktree(versioned):
 def test_reference_that_does_not_exist_is_a_usage_error_even_if_no_test_needs_it(versioned, reference, message):
     versioned.one_test("pass")
     versioned.refused(f"--aorta-ab={reference}", shows=f"ERROR: --aorta-ab={reference}: {message}")
-    assert versioned.run(f"--aorta-ab={reference}", "--collect-only").ret == pytest.ExitCode.OK
+    assert versioned.run(f"--aorta-ab={reference}", "--collect-only").ret == 0
 
 
 def test_result_of_another_test_is_not_launched_again(versioned):

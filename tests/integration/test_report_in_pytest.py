@@ -9,7 +9,7 @@ from pytest_aorta.session.history import read_history
 
 def in_page(project) -> dict:
     """Return the data of the page's script."""
-    text = (project.path / "out/report.html").read_text(encoding="utf-8")
+    text = project.read("out/report.html")
     return json.loads(text.split('id="data">')[1].split("</script>")[0])
 
 
@@ -19,7 +19,7 @@ def test_report_shows_the_verdicts_of_a_session_beside_its_baseline(learned):
     plots = in_page(learned)["plots"]["0-0"]
     assert [launch["side"] for launch in plots["launches"]] == ["candidate"] * 3
     assert [band["name"] for band in plots["bands"]] == ["stored baseline\xa01"]
-    assert "Regression: step_time_p50 " in (learned.path / "out/report.html").read_text()
+    assert "Regression: step_time_p50 " in learned.read("out/report.html")
     assert learned.summary()["entries"][0]["verdicts"]["step_time_p50"] == "regression"
 
 
@@ -56,7 +56,7 @@ def test_rank_that_failed_is_the_evidence(project):
     project.test_file()
     project.plant(raises=1)
     project.run("--aorta-report=out/report.html", failed=2)
-    text = (project.path / "out/report.html").read_text()
+    text = project.read("out/report.html")
     assert "rank 1 failed first: ValueError: boom" in text
     assert "train.py:7" in text
     assert text.count("1 failed launch") == 2
@@ -65,7 +65,7 @@ def test_rank_that_failed_is_the_evidence(project):
 def test_failure_of_the_test_itself_is_reported_with_its_location(project):
     project.one_test("workload.run('toy'); assert 1 == 2")
     project.run("--aorta-report=out/report.html", failed=1)
-    text = (project.path / "out/report.html").read_text()
+    text = project.read("out/report.html")
     assert "test_toy.py:5: AssertionError" in text
 
 
@@ -79,7 +79,7 @@ def test_broken_result_is_a_warning_in_terminal_and_page(learned):
         "--aorta-report=out/report.html",
         shows="WARNING: result left out of the report: *result.json: not valid JSON*",
     )
-    assert "not valid JSON" in (learned.path / "out/report.html").read_text()
+    assert "not valid JSON" in learned.read("out/report.html")
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_workers_of_xdist_leave_one_report_and_one_file_of_the_history(project, 
     project.write("test_c.py", "def test_c(workload): workload.run('toy')\n")
     reports = ("--aorta-report=out/report.html", "--aorta-history=history", f"--junitxml={project.path}/junit.xml")
     result = project.run_apart("-n2", "--dist=loadfile", *reports, passed=1, failed=2)
-    text = (project.path / "out/report.html").read_text()
+    text = project.read("out/report.html")
     assert text.count('class="test-entry"') == 3
     assert "WARNING" not in result.stdout.str()
-    assert (project.path / "step.md").read_text().count("## ") == 1
+    assert project.read("step.md").count("## ") == 1
     assert len(in_page(project)["plots"]) == 2
     cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
     names = {node.get("name") for case in cases for node in case.iter("property")}

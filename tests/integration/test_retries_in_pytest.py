@@ -30,11 +30,11 @@ def retried(reported):
 
 
 def page(project) -> str:
-    return (project.path / "out/report.html").read_text()
+    return project.read("out/report.html")
 
 
 def step_summary(project) -> str:
-    return (project.path / "step.md").read_text()
+    return project.read("step.md")
 
 
 def attempts(project, name: str) -> list[str]:

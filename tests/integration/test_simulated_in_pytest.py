@@ -30,7 +30,7 @@ def test_stages(workload):
 
 
 def test_a_machine_without_gpus_skips_and_under_the_option_simulates(project):
-    project.path.joinpath("test_toy.py").write_text(EIGHT)
+    project.write("test_toy.py", EIGHT)
     project.plant(metrics={"num_parameters": 7})
     project.run(skipped=3)
     project.run("--aorta-without-gpus=simulate", "--update-baselines", passed=2, skipped=1)
@@ -44,7 +44,7 @@ def test_a_machine_without_gpus_skips_and_under_the_option_simulates(project):
 
 
 def test_costs_alone_are_compared_and_a_change_fails(project):
-    project.path.joinpath("test_toy.py").write_text(STAGES)
+    project.write("test_toy.py", STAGES)
     project.plant(metrics={"num_parameters": 7})
     project.run("--update-baselines", passed=1)
     # Times and weights mean nothing: neither is compared, whatever they are.
@@ -55,12 +55,12 @@ def test_costs_alone_are_compared_and_a_change_fails(project):
 
 
 def test_a_launch_without_any_cost_fails_since_nothing_is_compared(project):
-    project.path.joinpath("test_toy.py").write_text(STAGES)
+    project.write("test_toy.py", STAGES)
     assert "no cost was counted" in project.run(failed=1).stdout.str()
 
 
 def test_only_the_ranks_that_are_asked_for_are_started(project):
-    project.path.joinpath("test_toy.py").write_text(STAGES)
+    project.write("test_toy.py", STAGES)
     project.plant(metrics={"num_parameters": 7})
     project.run("--aorta-results=kept", "--update-baselines", passed=1)
     kept = json.loads(next((project.path / "kept").rglob("01-*/result.json")).read_text())
@@ -82,5 +82,5 @@ def test_only_the_ranks_that_are_asked_for_are_started(project):
     ],
 )
 def test_a_marker_that_can_not_be_simulated_says_what_is_allowed(project, given, shows):
-    project.path.joinpath("test_toy.py").write_text(STAGES.replace("size=1024, simulated=(0, 512)", given))
+    project.write("test_toy.py", STAGES.replace("size=1024, simulated=(0, 512)", given))
     assert shows in project.run(errors=1).stdout.str()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -240,7 +241,7 @@ def test_views_that_conjugate_or_negate_lazily_have_the_hash_of_their_values():
     assert digest(negated) == digest(negated.resolve_neg()) != digest(numbers.imag)
 
 
-class Compiled(torch.nn.Module):
+class Compiled(nn.Module):
     """A module that renames parameters as torch.compile does, which would import the compiler."""
 
     def __init__(self, inner):
@@ -249,9 +250,9 @@ class Compiled(torch.nn.Module):
 
 
 def test_wrappers_of_torch_that_rename_parameters_change_no_hash():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     plain = hash_parameters(model.named_parameters())
-    wrapped = torch.nn.Sequential(checkpoint_wrapper(model[0]), Compiled(model[1]))
+    wrapped = nn.Sequential(checkpoint_wrapper(model[0]), Compiled(model[1]))
     names = [name for name, _ in wrapped.named_parameters()]
     assert {"0._checkpoint_wrapped_module.weight", "1._orig_mod.bias"} <= set(names)
 
@@ -322,7 +323,7 @@ REFUSED = {
     "mkldnn": (lambda: [("w", torch.eye(3).to_mkldnn())], ValueError, f"^w is torch._mkldnn.*{DENSE}"),
     "nested": (lambda: [("w", ragged())], ValueError, f"^w is nested.*{DENSE}"),
     "not initialized": (
-        lambda: torch.nn.LazyLinear(2, bias=False).named_parameters(),
+        lambda: nn.LazyLinear(2, bias=False).named_parameters(),
         ValueError,
         "^weight is not initialized; run the model once before",
     ),
