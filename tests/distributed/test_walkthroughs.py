@@ -17,7 +17,7 @@ import yaml
 
 from tests.fresh import ROOT, Fresh, Shell
 from tests.integration.ci_runner import Workflow, run_template
-from tests.unit.builders import git
+from tests.unit.builders import git, write
 from tests.unit.docs.transcripts import difference
 
 DOCS = ROOT / "docs"
@@ -62,9 +62,7 @@ def follow(page: Path, shell: Shell) -> list[str]:
             assert done.returncode == 0 or is_told, f"{block.text}\n{done.stdout}{done.stderr}"
             followed.append(block.text)
         elif block.file:
-            path = shell.folder / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
+            write(shell.folder / block.file, block.text)
     return followed
 
 

@@ -21,7 +21,7 @@ import pytest_aorta.report.write
 import pytest_aorta.session.baselines
 import pytest_aorta.session.history
 import pytest_aorta.session.session  # noqa: F401
-from tests.unit.builders import git
+from tests.unit.builders import git, write
 
 TOY_YAML = """
 description: a toy
@@ -204,10 +204,7 @@ class Project:
         self.plant()
 
     def write(self, name: str, text: str) -> Path:
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
+        return write(self.path / name, text)
 
     def read(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")

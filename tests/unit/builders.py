@@ -107,6 +107,13 @@ def each_of(names: str, table: Mapping[str, Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, table.values(), ids=table)
 
 
+def write(path: Path, text: str = "") -> Path:
+    """Write a file, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def git(folder: Path, *arguments: str) -> str:
     author = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     command = ["git", "-C", str(folder), *author, *arguments]
@@ -263,16 +270,14 @@ def as_rank_of(plan: LaunchPlan, monkeypatch: Any) -> Path:
     """Make this process rank 0 of a launch, as a rank's program does, and return the rank's folder."""
     folder = plan.run_dir / "ranks" / "0"
     folder.mkdir(parents=True)
-    (plan.run_dir / PLAN_FILE).write_text(json.dumps(to_builtins(plan)), encoding="utf-8")
+    write(plan.run_dir / PLAN_FILE, json.dumps(to_builtins(plan)))
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(folder))
     return folder
 
 
 def make_script_plan(folder: Path, text: str, **changes: Any) -> LaunchPlan:
     """Write a script, and return the plan of its launch in the folder ``run`` beside it."""
-    folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(text, encoding="utf-8")
-    script = {"name": "train.py", "config": {}, "script": str(folder / "train.py")}
+    script = {"name": "train.py", "config": {}, "script": str(write(folder / "train.py", text))}
     return make_plan(folder / "run", **(script | changes))
 
 
@@ -305,8 +310,7 @@ def write_ranks(run_dir: Path, *ranks: dict[str, Any]) -> None:
 
 def write_plan_file(run_dir: Path) -> None:
     """Write a plan without values; a run folder without a plan counts as deleted."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / PLAN_FILE).write_text("{}", encoding="utf-8")
+    write(run_dir / PLAN_FILE, "{}")
 
 
 def write_rank_file(run_dir: Path, rank: int, name: str, content: str | bytes) -> Path:
@@ -322,12 +326,7 @@ def make_provenance(**changes: Any) -> Provenance:
 
 
 # Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
-BY_RANK = {
-    "memory_bytes": "memory_bytes",
-    "elapsed": "elapsed_sec",
-    "costs": "costs",
-}
-BY_NAME = {"rank_metrics": "metrics"}
+BY_RANK = {"memory_bytes": "memory_bytes", "elapsed": "elapsed_sec", "costs": "costs"}
 OF_PROFILE = {
     "overlap": "steps",
     "overlap_as_run": "as_run",
@@ -353,7 +352,7 @@ def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> Worklo
     steps = len(rank_step_times_ms[0])
     ranks = [_rank(times, number, changes) for number, times in enumerate(rank_step_times_ms)]
     own = {"passed", "failure_count", "failure_details", "elapsed_sec", "overlap_problem"}
-    of_ranks = own | BY_RANK.keys() | BY_NAME.keys() | OF_PROFILE.keys() | ON_EVERY_RANK
+    of_ranks = own | BY_RANK.keys() | {"rank_metrics"} | OF_PROFILE.keys() | ON_EVERY_RANK
     values = {
         "schema_version": SCHEMA_VERSION,
         "workload": "toy",
@@ -374,8 +373,7 @@ def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> Worklo
 
 def _rank(times: list[float], number: int, changes: dict[str, Any]) -> RankResult:
     given = {ours: changes[name][number] for name, ours in BY_RANK.items() if changes.get(name)}
-    for name, ours in BY_NAME.items():
-        given[ours] = {key: values[number] for key, values in changes.get(name, {}).items()}
+    given["metrics"] = {key: values[number] for key, values in changes.get("rank_metrics", {}).items()}
     profile = {ours: changes[name][number] for name, ours in OF_PROFILE.items() if len(changes.get(name, ())) > number}
     profile["problem"] = changes.get("overlap_problem", "")
     given |= {name: changes[name] for name in ON_EVERY_RANK if name in changes}

@@ -30,7 +30,7 @@ from pytest_aorta.plan.reference import (
     open_worktree,
 )
 from pytest_aorta.plan.workloads import find_workload, read_workload, resolve_config
-from tests.unit.builders import each_of, git, make_plan
+from tests.unit.builders import each_of, git, make_plan, write
 from tests.unit.wheels import make_wheel
 
 YAML = """
@@ -42,12 +42,6 @@ config:
 """
 
 Opener = Callable[..., References]
-
-
-def write(path: Path, text: str = "") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def toy_yaml(key: str = "mode", values: str = "[fast, slow]", default: str = "fast") -> str:

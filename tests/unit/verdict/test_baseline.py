@@ -1,5 +1,4 @@
 import json
-import os
 import re
 from pathlib import Path
 
@@ -170,13 +169,6 @@ def test_wrong_value_is_named_with_its_place_and_what_is_allowed_or_to_do(tmp_pa
     assert message in error_of_edited(tmp_path, change)
 
 
-@pytest.mark.parametrize("text", ["", '{"case": "a'], ids=["empty", "truncated"])
-def test_file_that_was_cut_off_says_what_to_do(tmp_path, text):
-    path = tmp_path / "a.json"
-    path.write_text(text)
-    assert read_error(path).endswith("; restore the file, or delete it and record the baseline again")
-
-
 def test_revisions_that_do_not_ascend_are_refused(tmp_path):
     def change(document):
         document["launches"] = [entry | {"revision": revision} for entry in document["launches"] for revision in (2, 1)]
@@ -207,8 +199,9 @@ def test_baseline_groups_its_launches_by_revision_and_center():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "empty"),
-        ("{", "not valid JSON"),
+        ("", "empty; restore the file, or delete it and record the baseline again"),
+        ('{"case": "a', "not valid JSON"),
+        ('{"case": "a', "; restore the file, or delete it and record the baseline again"),
         *((text, "schema_version is None") for text in ("[]", "1", "null", '"text"')),
         (" " * (MAX_BYTES + 1), "larger than the 4,194,304 bytes allowed"),
     ],
@@ -251,13 +244,6 @@ def test_hostile_case_stays_in_its_folder_and_is_read_back(tmp_path, case):
     baseline = make_baseline(case=case)
     assert read_again(folder, baseline) == baseline
     assert [path.parent for path in tmp_path.rglob("*.json")] == [folder / baseline.platform]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
-def test_read_only_folder_is_named(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(BaselineError, match="not written: Permission denied"):
-        write_baseline(tmp_path, make_baseline())
 
 
 def test_file_in_the_folders_place_is_named(tmp_path):
