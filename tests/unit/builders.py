@@ -325,8 +325,8 @@ def make_provenance(**changes: Any) -> Provenance:
     return replace(defaults, **changes)
 
 
-# Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
-BY_RANK = {"memory_bytes": "memory_bytes", "elapsed": "elapsed_sec", "costs": "costs"}
+# Arguments of make_result with one entry per rank, the parts of a Profile that they set, and those of every rank.
+BY_RANK = ("memory_bytes", "costs")
 OF_PROFILE = {
     "overlap": "steps",
     "overlap_as_run": "as_run",
@@ -335,24 +335,14 @@ OF_PROFILE = {
     "kernels": "kernels",
     "collectives": "collectives",
 }
-ON_EVERY_RANK = {
-    "weight_hashes",
-    "loss",
-    "grad_norm",
-    "tensor_hashes",
-    "environment",
-    "main_work_started",
-    "configured_iterations",
-    "total_iterations",
-}
+ON_EVERY_RANK = ("weight_hashes", "loss", "grad_norm", "tensor_hashes", "environment")
 
 
 def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:
     """Return a result of toy ranks; values of ranks are given by rank, as the properties of a result have them."""
     steps = len(rank_step_times_ms[0])
     ranks = [_rank(times, number, changes) for number, times in enumerate(rank_step_times_ms)]
-    own = {"passed", "failure_count", "failure_details", "elapsed_sec", "overlap_problem"}
-    of_ranks = own | BY_RANK.keys() | {"rank_metrics"} | OF_PROFILE.keys() | ON_EVERY_RANK
+    of_ranks = {"rank_metrics", *BY_RANK, *OF_PROFILE, *ON_EVERY_RANK}
     values = {
         "schema_version": SCHEMA_VERSION,
         "workload": "toy",
@@ -372,21 +362,12 @@ def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> Worklo
 
 
 def _rank(times: list[float], number: int, changes: dict[str, Any]) -> RankResult:
-    given = {ours: changes[name][number] for name, ours in BY_RANK.items() if changes.get(name)}
-    given["metrics"] = {key: values[number] for key, values in changes.get("rank_metrics", {}).items()}
     profile = {ours: changes[name][number] for name, ours in OF_PROFILE.items() if len(changes.get(name, ())) > number}
-    profile["problem"] = changes.get("overlap_problem", "")
+    given = {name: changes[name][number] for name in BY_RANK if changes.get(name)}
     given |= {name: changes[name] for name in ON_EVERY_RANK if name in changes}
-    if number == 0:
-        given |= {name: changes[name] for name in ("passed", "failure_count") if name in changes}
-    details = changes.get("failure_details", [])
-    defaults = {
-        "elapsed_sec": changes.get("elapsed_sec", 1.0),
-        "failures": [detail for detail in details if detail.rank == number],
-        "environment": {"torch": "2.11.0", "device": "cpu", "hostname": "not kept"},
-        "profile": Profile(**profile),
-    }
-    return make_rank(times, **defaults | given)
+    given["metrics"] = {key: values[number] for key, values in changes.get("rank_metrics", {}).items()}
+    environment = {"torch": "2.11.0", "device": "cpu", "hostname": "not kept"}
+    return make_rank(times, **{"environment": environment, "profile": Profile(**profile)} | given)
 
 
 def make_report(*tests: Test, **changes: Any) -> Report:
