@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +18,7 @@ from pytest_aorta.result.trace.kineto import overlap_of_cpu
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled, profiling
 from tests.rank.ranks import own_group
-from tests.unit.builders import as_rank_of, broken_rule, make_plan, make_rank
+from tests.unit.builders import as_rank_of, broken_rule, make_plan, make_rank, run_python
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, read_trace, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
@@ -343,7 +341,7 @@ def test_worker_and_profiler_load_neither_the_compiler_nor_dtensors():
         "capture_overlap(lambda: torch.ones(3) + 1, 1, torch.device('cpu'))\n"
         "assert {'torch._inductor', 'torch.distributed.tensor'}.isdisjoint(sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    ended = run_python("-c", code)
     assert ended.returncode == 0, ended.stderr
 
 
