@@ -270,24 +270,25 @@ class Optimized:
         own = [root for first, root in sorted(firsts, key=itemgetter(0)) if first < len(places)]
         self.model = " + ".join(dict.fromkeys(map(_title, own)))[:_LONGEST_NAME]
         self._models = list(map(weakref.ref, own))
-        trained = {id(part) for optimizer in optimizers() for part in parts_of(optimizer)}
-        without = [root for root in roots if not any(id(part) in trained for part in root.parameters())]
-        if self._every:
-            self._untrained = list(map(weakref.ref, without))
-        if not hash_buffers:
-            return
         self._owners = [
-            (f"{name}." if name else "", *buffers_of(module)) for root in own for name, module in root.named_modules()
+            (f"{name}." if name else "", *buffers_of(module))
+            for root in own
+            for name, module in root.named_modules()
+            if hash_buffers
         ]
-        shapes = [[part.shape for part in root.parameters()] for root in own]
-        if not self._every:
-            copies = (root for root in without if [part.shape for part in root.parameters()] in shapes)
+        if self._every:
+            self._untrained = list(map(weakref.ref, _untrained(roots)))
+        elif hash_buffers:
+            shapes = [[part.shape for part in root.parameters()] for root in own]
+            copies = (
+                root for root in roots if root not in own and [part.shape for part in root.parameters()] in shapes
+            )
             self._copies = list(map(weakref.ref, copies))
 
     def _add_copies(self) -> None:
         """Hash the parameters of copies of the model from now on, but not of any that the script has dropped."""
         gc.collect()
-        copies = [copy for known in self._copies if (copy := known()) is not None]
+        copies = _untrained(copy for known in self._copies if (copy := known()) is not None)
         self._copies = []
         titles = Counter(map(_title, copies))
         # Modules are found in any order, so equal ones can't be told apart.
@@ -415,6 +416,12 @@ class Optimized:
     def calls(self) -> float | None:
         """The number of collectives in a timed step; None without one."""
         return calls_by_step(self.timer.spans_ns)
+
+
+def _untrained(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return those modules none of whose parameters an optimizer has."""
+    trained = {id(part) for optimizer in optimizers() for part in parts_of(optimizer)}
+    return [one for one in modules if not any(id(part) in trained for part in one.parameters())]
 
 
 def own_value(value: torch.Tensor) -> torch.Tensor:
