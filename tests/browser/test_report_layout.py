@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from tests.browser.report_page import DRAWN, OPENED
+from tests.unit.builders import each_of
 
 # The rules of WCAG 2.1: relative luminance, and 4.5 to 1 for text (https://www.w3.org/TR/WCAG21/#contrast-minimum).
 CONTRAST = """
@@ -31,7 +32,10 @@ CONTRAST = """
 """
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@each_of(
+    "dark",
+    {"light": False, "dark": True},
+)
 def test_all_text_has_enough_contrast(page, report_file, dark):
     page.open(report_file, dark=dark)
     page.value(OPENED)
@@ -47,7 +51,10 @@ def test_every_control_has_a_name_and_is_reached_by_keys(page):
     assert page.value("[...document.querySelectorAll('button, select, .canvas')].every((node) => node.tabIndex === 0)")
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@each_of(
+    "dark",
+    {"light": False, "dark": True},
+)
 @pytest.mark.parametrize("width", [390, 1440])
 def test_opened_page_is_not_wider_than_the_window(page, report_file, width, dark):
     page.size(width, 6000)

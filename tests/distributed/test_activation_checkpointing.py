@@ -6,6 +6,7 @@ import pytest
 
 from pytest_aorta.common.errors import LaunchError
 from tests.distributed import TWO_CPU_RANKS
+from tests.unit.builders import each_of
 
 pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS, pytest.mark.launch_timeout(240)]
 
@@ -70,10 +71,9 @@ def test_mixed_kinds_in_one_graph_have_the_bits_of_none_under_fsdp2(workload, dt
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
+@each_of(
     "model",
-    [{}, {"num_experts": 4, "shared_experts": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 8}],
-    ids=["Llama", "DeepSeek"],
+    {"Llama": {}, "DeepSeek": {"num_experts": 4, "shared_experts": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 8}},
 )
 def test_graph_with_split_matrices_is_estimated(workload, model):
     """Under torch 2.13, the recomputed blocks of such a graph save meshes before random states."""

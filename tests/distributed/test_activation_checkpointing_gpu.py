@@ -4,6 +4,7 @@ import pytest
 
 from pytest_aorta import WorkloadRunner
 from tests.distributed import ONE_GPU
+from tests.unit.builders import nightly
 
 pytestmark = [
     pytest.mark.numerics,
@@ -35,7 +36,7 @@ VARIANTS = {
 }
 
 
-NIGHTLY = [pytest.param(name, marks=pytest.mark.extended) for name in ("compiled", "aot_eager", "inductor")]
+NIGHTLY = [nightly(name) for name in ("compiled", "aot_eager", "inductor")]
 
 
 def launch(workload: WorkloadRunner, variant, **changes):
@@ -63,7 +64,7 @@ def test_the_estimate_is_near_the_allocated_peak_and_the_choice_fits(workload: W
         most = most or estimate
 
 
-@pytest.mark.parametrize("variant", [pytest.param("eager", marks=pytest.mark.extended), "aot_eager"])
+@pytest.mark.parametrize("variant", [nightly("eager"), "aot_eager"])
 def test_recomputation_keeps_every_bit(workload: WorkloadRunner, variant):
     exact = {"deterministic": True, "hash_every": 1, "warmup": 0}
     roomy = launch(workload, variant, **exact)

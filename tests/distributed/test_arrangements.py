@@ -7,7 +7,7 @@ from pytest_aorta import ComparisonFailed
 from pytest_aorta.plan.plants import Plant, Planted
 from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.test_own_scripts import own_leases
-from tests.unit.builders import run_python
+from tests.unit.builders import nightly, run_python
 
 pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS]
 IN_CI = (
@@ -23,9 +23,7 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "fault", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.extended) for name in CASES]
-)
+@pytest.mark.parametrize("fault", [name if name in IN_CI else nightly(name) for name in CASES])
 def test_script_with_a_fault_is_told_from_one_without(workload, fault):
     if finds := CASES[fault][1]:
         with pytest.raises(AssertionError, match=finds):

@@ -4,6 +4,7 @@ import pytest
 
 from pytest_aorta.common.errors import LaunchError
 from tests.distributed import TWO_CPU_RANKS
+from tests.unit.builders import nightly
 
 pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS, pytest.mark.launch_timeout(180)]
 
@@ -46,7 +47,7 @@ def test_the_kernel_that_ran_is_a_fact_and_trains_nearly_alike(workload):
 FILLED = TRAINING | {"deterministic": True, "fill_uninitialized_memory": True}
 
 
-@pytest.mark.parametrize("name", ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("name", ["llama_fsdp2", nightly("llama_simple_fsdp")])
 def test_no_step_reads_memory_that_was_not_written(workload, name):
     plain = workload.run(name, **TRAINING | {"deterministic": True})
     filled = workload.run(name, **FILLED)

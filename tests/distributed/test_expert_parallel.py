@@ -7,7 +7,7 @@ import pytest
 
 from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.small_llama import trains_alike
-from tests.unit.builders import run_python
+from tests.unit.builders import each_of, nightly, run_python
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=4, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
 
@@ -39,8 +39,9 @@ def calls(result, kinds):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("model", "block", "last"), [(TRAINING, 0, "cp 2, ep 4"), (DEEPSEEK, 1, "cp 2, tp 2")], ids=["experts", "DeepSeek"]
+@each_of(
+    "model, block, last",
+    {"experts": (TRAINING, 0, "cp 2, ep 4"), "DeepSeek": (DEEPSEEK, 1, "cp 2, tp 2")},
 )
 def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_alike(
     workload, tmp_path, model, block, last
@@ -65,8 +66,8 @@ def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_ali
     ("layout", "accumulated"),
     [
         pytest.param("ep 2", 1, id="a micro-batch", marks=TWO_CPU_RANKS),
-        pytest.param("ep 2", 3, id="stages of 3 micro-batches", marks=pytest.mark.extended),
-        pytest.param("ep 2, tp 2", 1, id="split experts", marks=pytest.mark.extended),
+        nightly("ep 2", 3, id="stages of 3 micro-batches"),
+        nightly("ep 2, tp 2", 1, id="split experts"),
     ],
 )
 def test_selective_recomputation_changes_no_bit_and_repeats_no_exchange(workload, layout, accumulated):

@@ -37,7 +37,7 @@ from tests.distributed.processes import (
     refused_namespaces,
 )
 from tests.unit import builders
-from tests.unit.builders import each_of, make_script_plan
+from tests.unit.builders import each_of, make_script_plan, nightly
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -121,10 +121,7 @@ def marks(kind: str) -> list[pytest.MarkDecorator]:
     ("kind", "launcher"),
     [
         *(pytest.param(kind, LauncherKind.FORKSERVER, id=f"{kind}, warm") for kind in WARM),
-        *(
-            pytest.param(kind, LauncherKind.FORKSERVER, id=f"{kind}, warm", marks=pytest.mark.extended)
-            for kind in NIGHTLY
-        ),
+        *(nightly(kind, LauncherKind.FORKSERVER, id=f"{kind}, warm") for kind in NIGHTLY),
         *(pytest.param(kind, LauncherKind.TORCHRUN, id=kind, marks=marks(kind)) for kind in MATRIX),
     ],
 )
@@ -214,7 +211,7 @@ def test_hang_of_an_ordinary_script_is_named_by_its_collectives(tmp_path, server
 # In CI, the cold launch that hangs above shows its stacks.
 @pytest.mark.parametrize(
     "launcher",
-    [pytest.param(LauncherKind.TORCHRUN, marks=pytest.mark.extended), pytest.param(LauncherKind.FORKSERVER, id="warm")],
+    [nightly(LauncherKind.TORCHRUN), pytest.param(LauncherKind.FORKSERVER, id="warm")],
 )
 def test_stacks_show_where_ranks_were_before_the_signal_that_ended_them(tmp_path, servers, launcher):
     plan = ordinary(tmp_path / "raises", "raises", START_S, launcher)
@@ -249,7 +246,7 @@ def test_hang(workload):
         (signal.SIGINT, ()),
         (signal.SIGTERM, ("--aorta-launcher=forkserver",)),
         (signal.SIGKILL, ()),
-        pytest.param(signal.SIGINT, ("--aorta-launcher=forkserver",), marks=pytest.mark.extended),
+        nightly(signal.SIGINT, ("--aorta-launcher=forkserver",)),
         (signal.SIGKILL, ("--aorta-launcher=forkserver", "-n1", "--max-worker-restart=0")),
     ],
     ids=["SIGINT", "SIGTERM, warm", "SIGKILL", "SIGINT, warm", "SIGKILL of a worker of xdist, warm"],

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.launch.hangs import SCRIPTS
 from tests.distributed import TWO_CPU_RANKS
+from tests.unit.builders import each_of
 
 pytestmark = pytest.mark.launch_timeout(120)
 COLD = pytest.mark.world(size=2, device="cpu", warm=False)
@@ -65,7 +66,10 @@ def write(folder, text):
     return str(path)
 
 
-@pytest.mark.parametrize("script", [DESTROYED, MANY, ELSEWHERE], ids=["destroyed", "many", "elsewhere"])
+@each_of(
+    "script",
+    {"destroyed": DESTROYED, "many": MANY, "elsewhere": ELSEWHERE},
+)
 @pytest.mark.parametrize(
     "launcher", [pytest.param("warm", marks=TWO_CPU_RANKS), pytest.param("cold", marks=[COLD, pytest.mark.extended])]
 )

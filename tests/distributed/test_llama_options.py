@@ -3,6 +3,7 @@
 import pytest
 
 from tests.distributed import TWO_CPU_RANKS
+from tests.unit.builders import nightly
 
 pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS]
 
@@ -29,7 +30,7 @@ TOGETHER = (
     "groups",
     [
         pytest.param(TOGETHER, id="together"),
-        pytest.param([(label,) for label in MOVED], id="each alone", marks=pytest.mark.extended),
+        nightly([(label,) for label in MOVED], id="each alone"),
     ],
 )
 def test_options_that_move_work_keep_every_bit(workload, groups):
@@ -53,9 +54,7 @@ def calls(result):
     return tuple(sum(len(one.ms) for one in result.collectives[0] if one.kind == kind) for kind in kinds)
 
 
-@pytest.mark.parametrize(
-    "implementation", ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)]
-)
+@pytest.mark.parametrize("implementation", ["llama_fsdp2", nightly("llama_simple_fsdp")])
 def test_buckets_of_several_blocks_merge_collectives(workload, implementation):
     keys = TRAINING | {"n_layers": 4, "steps": 1, "warmup": 1, "profile_steps": 1}
     gathers, reductions = calls(workload.run(implementation, **keys))

@@ -7,6 +7,7 @@ import pytest
 from pytest_aorta import ComparisonFailed
 from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.test_faults import WORKLOADS
+from tests.unit.builders import nightly
 
 pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS]
 
@@ -137,7 +138,7 @@ LOCATED = [
 
 @pytest.mark.parametrize(
     ("name", "flip", "metrics", "expected"),
-    [LOCATED[0], *(pytest.param(*case, marks=pytest.mark.extended) for case in LOCATED[1:])],
+    [LOCATED[0], *(nightly(*case) for case in LOCATED[1:])],
 )
 def test_fault_is_located_at_its_operator_or_in_its_batch(workload, name, flip, metrics, expected):
     plain = {"workload": name} | (TRAINING if name.startswith("llama") else {"n_layers": 1})

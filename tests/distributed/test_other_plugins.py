@@ -11,7 +11,7 @@ from pytest_aorta.result.folder import steps_entered
 from pytest_aorta.result.reading import read_result
 from tests.distributed.processes import await_true, ranks_left
 from tests.distributed.test_faults import ROOT, WORKLOADS
-from tests.unit.builders import run_python
+from tests.unit.builders import nightly, run_python
 
 HANG = """
 import pytest
@@ -66,7 +66,7 @@ def test_launch_that_pytest_timeout_ends_leaves_no_rank_and_no_lease(suite):
     assert holders() == []
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("forkserver", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("launcher", ["torchrun", nightly("forkserver")])
 def test_guard_ends_the_launch_of_a_pytest_that_pytest_timeout_kills(suite, launcher):
     folder, _ = suite
     ended = run_into_hang(suite, "thread", f"--aorta-launcher={launcher}")
@@ -127,7 +127,7 @@ def test_train(workload):
 
 @pytest.mark.parametrize(
     ("patch", "tracer", "covered"),
-    [("subprocess, _exit", "coverage", "100%"), pytest.param("", None, "0%", marks=pytest.mark.extended)],
+    [("subprocess, _exit", "coverage", "100%"), nightly("", None, "0%")],
     ids=["ranks traced", "pytest alone"],
 )
 def test_coverage_of_ranks_makes_their_times_not_applicable(suite, patch, tracer, covered):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.unit.builders import nightly
+
 INNER = """
 import pytest
 
@@ -22,9 +24,7 @@ def test_not_ahead(workload):
 """
 
 
-@pytest.mark.parametrize(
-    ("lost", "ratio"), [("in_line", "0"), pytest.param("not_ahead", r"0(\.0\d*)?", marks=pytest.mark.extended)]
-)
+@pytest.mark.parametrize(("lost", "ratio"), [("in_line", "0"), nightly("not_ahead", r"0(\.0\d*)?")])
 def test_overlap_that_is_lost_is_caught_with_the_reason_on_cpu_ranks(inner, on_cpu, lost, ratio):
     """Run collectives in line with compute and, in a traced model, gather parameters only when they are used."""
     result = inner(INNER, "-k", lost)

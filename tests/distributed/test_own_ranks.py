@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.errors import LaunchError, SpecError
+from tests.unit.builders import nightly
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(240)]
 SCRIPT = str(Path(__file__).parent / "scripts" / "own_ranks.py")
@@ -15,11 +16,11 @@ TORCHRUN = ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "--ma
     "command",
     [
         ["python", SCRIPT, "spawn", ""],
-        pytest.param(["python", SCRIPT, "fork", "left at once"], marks=pytest.mark.extended),
-        pytest.param(["python", SCRIPT, "spawn", "left at once"], marks=pytest.mark.extended),
-        pytest.param(["python", SCRIPT, "first is a rank", ""], marks=pytest.mark.extended),
-        pytest.param([*TORCHRUN, SCRIPT, "environment", ""], marks=pytest.mark.extended),
-        pytest.param([*TORCHRUN, SCRIPT, "exec", ""], marks=pytest.mark.extended),
+        nightly(["python", SCRIPT, "fork", "left at once"]),
+        nightly(["python", SCRIPT, "spawn", "left at once"]),
+        nightly(["python", SCRIPT, "first is a rank", ""]),
+        nightly([*TORCHRUN, SCRIPT, "environment", ""]),
+        nightly([*TORCHRUN, SCRIPT, "exec", ""]),
     ],
     ids=["spawn", "fork, left at once", "left at once", "first is a rank", "torchrun", "exec"],
 )
@@ -35,23 +36,19 @@ def test_each_rank_of_a_command_is_measured_as_under_torchrun(distributed_world,
     ("start", "fault", "said", "rank"),
     [
         ("fork", "raise", "rank 1 failed first: ValueError: planted in step 20", 1),
-        pytest.param(
-            "spawn", "kill", "rank 1 ended without a result or an error, as by SIGKILL", 1, marks=pytest.mark.extended
-        ),
-        pytest.param(
+        nightly("spawn", "kill", "rank 1 ended without a result or an error, as by SIGKILL", 1),
+        nightly(
             "first is a rank",
             "kill",
             "rank 1 ended without a result or an error, as by SIGKILL",
             1,
-            marks=pytest.mark.extended,
         ),
-        pytest.param("spawn", "absent", "rank 1 never reported; ", 1, marks=pytest.mark.extended),
-        pytest.param(
+        nightly("spawn", "absent", "rank 1 never reported; ", 1),
+        nightly(
             "spawn",
             "code",
             "exit code 3 of the command python; every rank left its result",
             None,
-            marks=pytest.mark.extended,
         ),
     ],
 )

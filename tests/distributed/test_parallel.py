@@ -4,6 +4,7 @@ import pytest
 
 from tests.distributed.small_llama import trains_alike
 from tests.distributed.test_pipeline_parallel import PP
+from tests.unit.builders import each_of
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=4, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
 
@@ -42,10 +43,13 @@ def test_each_axis_of_a_small_model_trains_alike(workload):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
+@each_of(
     "model",
-    [{}, {"activation_checkpointing": "full"}, {"size": "deepseek_debug", "n_layers": 2}],
-    ids=["Llama", "recomputed", "DeepSeek"],
+    {
+        "Llama": {},
+        "recomputed": {"activation_checkpointing": "full"},
+        "DeepSeek": {"size": "deepseek_debug", "n_layers": 2},
+    },
 )
 def test_compiled_blocks_under_tensor_parallelism_train_as_eager_ones(workload, model):
     training = TRAINING | LAYOUTS["fsdp 2, tp 2"] | {"n_layers": 1, "steps": 2} | model

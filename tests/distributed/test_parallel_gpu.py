@@ -11,6 +11,7 @@ from pytest_aorta import WorkloadRunner
 from tests.distributed import small_llama
 from tests.distributed.test_parallel import LAYOUTS as ON_CPU
 from tests.distributed.test_parallel import UNCHANGED
+from tests.unit.builders import each_of
 
 pytestmark = [
     pytest.mark.numerics,
@@ -65,13 +66,12 @@ def assert_alike(result, other, model):
     assert rel_norm is None or result.grad_norm == pytest.approx(other.grad_norm, rel=rel_norm)
 
 
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        ("dense", ["fsdp 4", "hsdp 2x2", "replicas 2, tp 2", "cp 2, tp 2", "pp 2, fsdp 2", "pp 2, tp 2"]),
-        ("experts", ["fsdp 4", "ep 2", "hsdp 2x2, ep 2"]),
-    ],
-    ids=["dense", "experts"],
+@each_of(
+    "model, names",
+    {
+        "dense": ("dense", ["fsdp 4", "hsdp 2x2", "replicas 2, tp 2", "cp 2, tp 2", "pp 2, fsdp 2", "pp 2, tp 2"]),
+        "experts": ("experts", ["fsdp 4", "ep 2", "hsdp 2x2, ep 2"]),
+    },
 )
 def test_layouts_begin_with_the_same_weights(workload: WorkloadRunner, model, names):
     training, layouts, *_ = MODELS[model]

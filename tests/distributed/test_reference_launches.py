@@ -13,7 +13,7 @@ import pytest
 
 import pytest_aorta
 from tests.distributed.processes import mentioning, own_environ
-from tests.unit.builders import git, run_python, write
+from tests.unit.builders import git, nightly, run_python, write
 
 OWN = """
 import time
@@ -194,7 +194,7 @@ def assert_two_versions(found: list[dict], launcher: str) -> None:
         assert launch["metrics"] == {name: [version] * 2 for name in launch["metrics"]}
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.extended), "forkserver"])
+@pytest.mark.parametrize("launcher", [nightly("torchrun"), "forkserver"])
 def test_reference_runs_the_commits_code_and_the_present_harness(run, project, launcher):
     # As in our own repository, the checkout and the commit each contain a harness.
     harness = project / "pytest_aorta"

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.numerics.restarts import FAULTS, LOOP, NEEDS, SCRIPTS
 from tests.distributed.processes import own_environ
-from tests.unit.builders import run_python
+from tests.unit.builders import each_of, nightly, run_python
 
 ROOT = Path(__file__).parents[2]
 # What is wrong on one rank, only after the second restart, or in data of no loader; the others run every night.
@@ -27,7 +27,7 @@ NIGHTLY = {
     ("script", "names"),
     [
         pytest.param(LOOP, IN_CI, id="some"),
-        *(pytest.param(*pair, id=pair[0], marks=pytest.mark.extended) for pair in NIGHTLY.items()),
+        *(nightly(*pair, id=pair[0]) for pair in NIGHTLY.items()),
     ],
 )
 def test_fault_of_a_restart_is_named_in_the_first_line(tmp_path, script, names):
@@ -160,30 +160,29 @@ SAME = "restarted after steps 3 and 6, the script computed the same"
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("text", "steps", "said", "call"),
-    [
-        (FAULTS["correct loop"].planted(), "--steps=11", f"note: {SAME} as straight on", RESUMED),
-        (
+@each_of(
+    "text, steps, said, call",
+    {
+        "correct": (FAULTS["correct loop"].planted(), "--steps=11", f"note: {SAME} as straight on", RESUMED),
+        "step counter off by one": (
             FAULTS["step counter off by one"].planted(),
             "--steps=11",
             "number of steps: 15 when restarted, 4 steps more than straight on",
             RESUMED,
         ),
-        (
+        "momentum not restored": (
             FAULTS["momentum not restored"].planted(),
             "--steps=11",
             "computed something else: restart 1 of 2: optimizer state: step 4 begins with none",
             RESUMED,
         ),
-        (
+        "saves at its end": (
             SAVES_AT_ITS_END,
             "9",
             SAME,
             "['{steps}'], ['{steps}'], after=3, restarts=2, steps=9, fresh=['snapshot.pt']",
         ),
-    ],
-    ids=["correct", "step counter off by one", "momentum not restored", "saves at its end"],
+    },
 )
 def test_init_writes_the_test_of_a_restart_and_what_it_measured(tmp_path, text, steps, said, call):
     (folder := tmp_path / "own").mkdir()

@@ -7,7 +7,7 @@ from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.reading import collect_result
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_plan, nightly
 
 # Trains under FSDP2 or DDP, by its argument, and records every step.
 SCRIPT = """
@@ -30,7 +30,7 @@ for step in range(6):
 """
 
 
-@pytest.fixture(params=["fsdp2", pytest.param("ddp", marks=pytest.mark.extended)])
+@pytest.fixture(params=["fsdp2", nightly("ddp")])
 def run(request, servers, tmp_path, monkeypatch):
     """Provide a function that launches the script with a fault, and returns its result or failure, and the mark."""
     (tmp_path / "train.py").write_text(SCRIPT)

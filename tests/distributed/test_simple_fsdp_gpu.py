@@ -6,6 +6,7 @@ import pytest
 
 from pytest_aorta import ComparisonFailed, WorkloadRunner
 from tests.distributed import ALL_GPUS, ONE_GPU, small_llama
+from tests.unit.builders import nightly
 
 pytestmark = [
     pytest.mark.numerics,
@@ -46,7 +47,7 @@ DEEPSEEK = {
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"activation_checkpointing": "full"}, marks=pytest.mark.extended),
+        nightly({"activation_checkpointing": "full"}),
         {"param_dtype": "bfloat16", "activation_checkpointing": "selective", "optimizer": "compiled"},
     ],
     ids=["float32, full", "bfloat16, selective, compiled AdamW"],
@@ -61,7 +62,7 @@ def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workloa
 @ONE_GPU
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({}, marks=pytest.mark.extended), {"activation_checkpointing": "selective"}],
+    [nightly({}), {"activation_checkpointing": "selective"}],
     ids=["kept", "selective"],
 )
 def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload: WorkloadRunner, options):

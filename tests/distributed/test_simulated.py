@@ -9,10 +9,10 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.result.reading import collect_result
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_plan, nightly
 
 STEPS = {"steps": 1, "warmup": 1, "profile_steps": 0, "n_layers": 1}
-NAMES = ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)]
+NAMES = ["llama_fsdp2", nightly("llama_simple_fsdp")]
 
 
 def compared(result):
@@ -101,9 +101,7 @@ LAYOUTS = {
 
 
 @pytest.mark.world(size=1024, simulated=(0, 512), warm=True)
-@pytest.mark.parametrize(
-    "layout", [pytest.param("replicas and tensor parallelism", marks=pytest.mark.extended), "stages and experts"]
-)
+@pytest.mark.parametrize("layout", [nightly("replicas and tensor parallelism"), "stages and experts"])
 @pytest.mark.parametrize("name", NAMES)
 def test_1024_ranks_of_each_layout_have_its_groups(workload, name, layout):
     config, groups = LAYOUTS[layout]

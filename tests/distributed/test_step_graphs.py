@@ -4,6 +4,7 @@ import pytest
 
 from pytest_aorta.result.trace.schedule import play
 from pytest_aorta.result.trace.step_graph import Work
+from tests.unit.builders import nightly
 
 pytestmark = [pytest.mark.launch_timeout(120)]
 
@@ -241,7 +242,7 @@ def test_simulated_rank_has_the_collectives_to_hide_of_a_real_one(workload, name
         assert (played.serialized, played.collectives, played.unseen) == (serialized, collectives, [])
 
 
-@pytest.mark.parametrize("name", ["FSDP2", pytest.param("DDP", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("name", ["FSDP2", nightly("DDP")])
 @pytest.mark.parametrize(
     "size", [pytest.param(size, marks=pytest.mark.world(size=size, simulated=(0,), warm=True)) for size in (8, 1024)]
 )
@@ -270,8 +271,8 @@ SIMULATED = ("-m", "overlap", "--aorta-gpus=8", "--aorta-without-gpus=simulate",
     "name",
     [
         "FSDP2, no prefetch",
-        pytest.param("FSDP2, gathers wait", marks=pytest.mark.extended),
-        pytest.param("FSDP2, in line", marks=pytest.mark.extended),
+        nightly("FSDP2, gathers wait"),
+        nightly("FSDP2, in line"),
     ],
 )
 def test_suite_for_eight_gpus_finds_lost_overlap_without_one(pytester, inner, name):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.processes import refused_namespaces
+from tests.unit.builders import nightly
 
 ROOT = Path(__file__).parents[2]
 TWO_HOSTS = "tests.distributed.scripts.two_hosts"
@@ -70,7 +71,7 @@ def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
     ("source", "num_ranks"),
     [
         pytest.param(FSDP, 2, id="fsdp on 2 ranks"),
-        pytest.param(LLAMA, 4, id="llama_fsdp2 on 4 ranks", marks=pytest.mark.extended),
+        nightly(LLAMA, 4, id="llama_fsdp2 on 4 ranks"),
     ],
 )
 def test_workload_trains_over_two_hosts_and_leaves_no_process(tmp_path, source, num_ranks):

@@ -11,6 +11,7 @@ import pytest
 from pytest_aorta.result.folder import steps_entered
 from tests.distributed.test_init import run
 from tests.distributed.test_own_scripts import aorta
+from tests.unit.builders import nightly
 
 COSTS = r"(?s)  collectives: (\d+).* collective_bytes: ([\d,]+) B.* flops: ([\d,]+)"
 LOOPS = Path(__file__).parent / "scripts" / "own_loops.py"
@@ -74,7 +75,7 @@ def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
     assert "and again after step 9" in shown
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("half",), marks=pytest.mark.extended)])
+@pytest.mark.parametrize("options", [(), nightly(("half",))])
 def test_ddp_is_simulated_with_the_costs_of_real_ranks(tmp_path, options):
     shutil.copy(LOOPS, tmp_path / "train.py")
     real = run(
@@ -150,9 +151,7 @@ _FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault", ["buffers", *(pytest.param(name, marks=pytest.mark.extended) for name in list(_FAULTS)[1:])]
-)
+@pytest.mark.parametrize("fault", ["buffers", *(nightly(name) for name in list(_FAULTS)[1:])])
 def test_fault_names_buffers_growing_memory_the_rank_or_the_new_parameter(tmp_path, fault):
     good, bad, said = _FAULTS[fault]
     (tmp_path / "test_train.py").write_text(_LOCATED)

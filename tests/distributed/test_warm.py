@@ -24,7 +24,7 @@ from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.reading import collect_result
 from tests.distributed.processes import WARM_LIMITS_S, await_true, is_alive, living_children, rank_pids
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_plan, nightly
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {"fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"}, "llama_fsdp2": {"steps": 3, "warmup": 1}}
@@ -171,8 +171,8 @@ def run(servers: RankLauncher, plan: LaunchPlan) -> WorkloadResult:
         (LauncherKind.FORKSERVER, "raise SystemExit(0)"),
         (LauncherKind.FORKSERVER, "raise KeyError('lost')"),
         (LauncherKind.TORCHRUN, ""),
-        pytest.param(LauncherKind.TORCHRUN, "raise SystemExit(0)", marks=pytest.mark.extended),
-        pytest.param(LauncherKind.FORKSERVER, "", marks=pytest.mark.extended),
+        nightly(LauncherKind.TORCHRUN, "raise SystemExit(0)"),
+        nightly(LauncherKind.FORKSERVER, ""),
     ],
 )
 def test_rank_leaves_as_python_does_and_destroys_nothing_that_its_script_made(servers, script_plan, launcher, end):
@@ -205,7 +205,7 @@ def test_ten_warm_launches_of_a_ddp_script_end_beside_busy_processes(servers, sc
             process.wait()
 
 
-@pytest.mark.parametrize("name", ["fsdp", pytest.param("llama_fsdp2", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("name", ["fsdp", nightly("llama_fsdp2")])
 def test_warm_launch_computes_the_same_as_a_cold_launch(servers, tmp_path, name):
     warm = run(servers, workload_plan(LauncherKind.FORKSERVER, name, tmp_path / "warm"))
     cold = run(servers, workload_plan(LauncherKind.TORCHRUN, name, tmp_path / "cold"))
@@ -273,22 +273,18 @@ EARLY = {
 @pytest.mark.parametrize(
     ("code", "launcher"),
     [
-        pytest.param(
+        nightly(
             EARLY["peer in a collective"],
             LauncherKind.FORKSERVER,
             id="peer in a collective, warm",
-            marks=pytest.mark.extended,
         ),
         pytest.param(EARLY["peer at the store"], LauncherKind.FORKSERVER, id="peer at the store, warm"),
-        pytest.param(
+        nightly(
             EARLY["peer in a collective"],
             LauncherKind.TORCHRUN,
             id="peer in a collective",
-            marks=pytest.mark.extended,
         ),
-        pytest.param(
-            EARLY["peer at the store"], LauncherKind.TORCHRUN, id="peer at the store", marks=pytest.mark.extended
-        ),
+        nightly(EARLY["peer at the store"], LauncherKind.TORCHRUN, id="peer at the store"),
     ],
 )
 def test_rank_that_exits_early_with_code_0_is_reported_at_once(servers, script_plan, tmp_path, launcher, code):

@@ -21,7 +21,7 @@ import pytest_aorta.report.write
 import pytest_aorta.session.baselines
 import pytest_aorta.session.history
 import pytest_aorta.session.session  # noqa: F401
-from tests.unit.builders import git, write
+from tests.unit.builders import git, nightly, write
 
 TOY_YAML = """
 description: a toy
@@ -38,9 +38,7 @@ config:
 """
 
 # Of what workers send to the controller, test_xdist_in_pytest.py and test_retries_in_pytest.py are tests of every run.
-ALONE_AND_NIGHTLY_ON_XDIST = pytest.mark.parametrize(
-    "workers", [[], pytest.param(["-n1"], marks=pytest.mark.extended)], ids=["one process", "xdist"]
-)
+ALONE_AND_NIGHTLY_ON_XDIST = pytest.mark.parametrize("workers", [[], nightly(["-n1"])], ids=["one process", "xdist"])
 FAKE_LAUNCHER = """
 import errno
 import json

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.integration.conftest import FAKE_LAUNCHER
+from tests.unit.builders import each_of
 
 SHAPE = "(distributed_world.size, distributed_world.timeout_s)"
 ADDED_BY_HOOK = """
@@ -15,7 +16,10 @@ ADDED_BY_FIXTURE = """
 def added(request):
     request.node.add_marker(pytest.mark.{mark})
 """
-ADDED = pytest.mark.parametrize("adding", [ADDED_BY_HOOK, ADDED_BY_FIXTURE], ids=["hook", "fixture"])
+ADDED = each_of(
+    "adding",
+    {"hook": ADDED_BY_HOOK, "fixture": ADDED_BY_FIXTURE},
+)
 
 
 def add(project, adding: str, mark: str) -> None:

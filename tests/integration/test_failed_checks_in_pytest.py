@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.unit.builders import each_of
+
 FAILED = "distributed_world.run('toy')"
 GOOD = "distributed_world.run('toy', step_ms=11.0)"
 MESSAGE = "E  *WorkloadFailed: toy: 9 of its own checks failed on cpu-x2-gloo"
@@ -29,7 +31,10 @@ def test_result_with_failed_checks_is_not_recorded(wrong):
 
 
 @pytest.mark.parametrize("arguments", ["metrics=['weight_hash']", "steps=1, metrics=['weight_hash']"])
-@pytest.mark.parametrize("order", ["failed, good", "good, failed"], ids=["candidate", "reference"])
+@each_of(
+    "order",
+    {"candidate": "failed, good", "reference": "good, failed"},
+)
 def test_result_with_failed_checks_is_not_compared_with_a_variant(wrong, arguments, order):
     wrong.one_test(f"failed, good = {FAILED}, {GOOD}; workload.compare({order}, {arguments})")
     wrong.run(shows=MESSAGE, failed=1)

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import FAKE_LAUNCHER
+from tests.unit.builders import each_of
 
 REFERENCE = (Path(__file__).parents[2] / "docs/reference.md").read_text(encoding="utf-8")
 EXAMPLE = re.search(r"### Hooks\n.*?```python\n(.*?)```", REFERENCE, re.DOTALL)[1]
 
 
-@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+@each_of(
+    "workers",
+    {"one process": [], "xdist": ["-n1"]},
+)
 def test_hooks_receive_each_launch_and_each_comparison_once(recorded, workers):
     recorded.write("conftest.py", FAKE_LAUNCHER + EXAMPLE)
     recorded.run(*workers, passed=2)

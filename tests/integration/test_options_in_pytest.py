@@ -3,6 +3,7 @@ import re
 import pytest
 
 from pytest_aorta.plan.options import OPTIONS
+from tests.unit.builders import each_of
 
 # pytest 8 gives the text itself.
 CONVERTED = "could not convert string to float:" if pytest.version_tuple >= (9,) else "got"
@@ -134,10 +135,9 @@ def test_gpu_test_is_skipped_with_needed_and_given_and_counted(project):
 ALL_GPUS = "@pytest.mark.world(size='all')"
 
 
-@pytest.mark.parametrize(
-    ("options", "outcome"),
-    [([], "skipped"), (["--aorta-without-gpus=fail"], "failed"), (["-n1"], "skipped")],
-    ids=["skip", "required", "xdist"],
+@each_of(
+    "options, outcome",
+    {"skip": ([], "skipped"), "required": (["--aorta-without-gpus=fail"], "failed"), "xdist": (["-n1"], "skipped")},
 )
 def test_workload_that_needs_more_than_all_gpus_of_the_run_lacks_devices(project, options, outcome):
     project.gpus(1)

@@ -8,6 +8,7 @@ import pytest
 from pytest_aorta.launch.leases import holders, lease
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import TIMED
+from tests.unit.builders import nightly
 
 MANY_TESTS = """
 import pytest
@@ -108,7 +109,7 @@ def test_only_failed_launches_are_retried_on_request(many):
 # --- pytest-xdist -----------------------------------------------------------------------------------------------------
 
 
-NIGHTLY = [pytest.param(mode, marks=pytest.mark.extended) for mode in ("loadscope", "worksteal")]
+NIGHTLY = [nightly(mode) for mode in ("loadscope", "worksteal")]
 
 
 @pytest.mark.parametrize("mode", ["loadgroup", *NIGHTLY])

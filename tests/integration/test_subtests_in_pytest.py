@@ -6,6 +6,7 @@ import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+from tests.unit.builders import each_of
 
 # The first check is that of a subtest, and two more subtests end after it.
 THREE_SUBTESTS = """
@@ -57,10 +58,9 @@ def test_one(workload, subtests):
     assert not is_first
 """
 
-EACH_KIND = pytest.mark.parametrize(
-    ("source", "workers"),
-    [(TWO_CHECKS, []), (TWO_CHECKS, ["-n1"]), (UNITTEST, [])],
-    ids=["fixture", "fixture with xdist", "unittest"],
+EACH_KIND = each_of(
+    "source, workers",
+    {"fixture": (TWO_CHECKS, []), "fixture with xdist": (TWO_CHECKS, ["-n1"]), "unittest": (UNITTEST, [])},
 )
 REPORT = "--aorta-report=out/report.html"
 UPDATE = ("--update-baselines", "--aorta-launches=2")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.unit.builders import each_of
+
 TESTS = """
 import os, signal, time
 
@@ -21,8 +23,9 @@ def test_third(workload):
 """
 
 
-@pytest.mark.parametrize(
-    ("victim", "options"), [("os.getpid()", ()), ("os.getppid()", ("-n1",))], ids=["one process", "xdist"]
+@each_of(
+    "victim, options",
+    {"one process": ("os.getpid()", ()), "xdist": ("os.getppid()", ("-n1",))},
 )
 def test_baselines_of_tests_that_passed_are_written(project, victim, options):
     project.pytester.makepyfile(test_own=TESTS.format(victim=victim))

@@ -62,14 +62,13 @@ def test_regression_that_a_test_catches_passes_and_is_counted_apart(recorded):
     recorded.run("-v", shows="  expected regression  step_time_p50 *")
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ({}, "*DID NOT RAISE*ComparisonFailed*"),
-        ({"slowdown": 3, "weight_hash": "f" * 16}, "*AssertionError: *weight_hash*"),
-        ({"raises": 1}, "*LaunchError: *rank 1 failed first: ValueError: boom"),
-    ],
-    ids=["no regression", "of two metrics", "a failed launch"],
+@each_of(
+    "fault, message",
+    {
+        "no regression": ({}, "*DID NOT RAISE*ComparisonFailed*"),
+        "of two metrics": ({"slowdown": 3, "weight_hash": "f" * 16}, "*AssertionError: *weight_hash*"),
+        "a failed launch": ({"raises": 1}, "*LaunchError: *rank 1 failed first: ValueError: boom"),
+    },
 )
 def test_regression_of_a_test_that_fails_is_not_caught(recorded, fault, message):
     recorded.test_file(CAUGHT)
@@ -108,7 +107,10 @@ def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
     recorded.run(passed=2)
 
 
-@pytest.mark.parametrize("is_committed", [False, True], ids=["never committed", "committed"])
+@each_of(
+    "is_committed",
+    {"never committed": False, "committed": True},
+)
 def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded, is_committed):
     if is_committed:
         for words in (["init", "-q"], ["add", "baselines"], ["commit", "-qm", "old"]):
@@ -261,25 +263,34 @@ def broken():
 @pytest.mark.usefixtures("broken")"""
 
 
-@pytest.mark.parametrize(
-    ("body", "marks", "line", "outcomes"),
-    [
-        ("workload.check(result); assert False", "", "not recorded, because the test failed: *", {"failed": 1}),
-        ("workload.check(result)", BROKEN, "not recorded, because the test failed: *", {"passed": 1, "errors": 1}),
-        (
+@each_of(
+    "body, marks, line, outcomes",
+    {
+        "failed": (
+            "workload.check(result); assert False",
+            "",
+            "not recorded, because the test failed: *",
+            {"failed": 1},
+        ),
+        "failed in its teardown": (
+            "workload.check(result)",
+            BROKEN,
+            "not recorded, because the test failed: *",
+            {"passed": 1, "errors": 1},
+        ),
+        "planted fault": (
             "workload.check(workload.run('toy', fault={'slowdown': 2}))",
             "",
             "E  *not recorded: the config plants a fault*",
             {"failed": 1},
         ),
-        (
+        "lost metric": (
             "workload.check(result)",
             "@pytest.mark.tolerance(final_loss='1%')",
             "E  *Missing: final_loss, *",
             {"failed": 1},
         ),
-    ],
-    ids=["failed", "failed in its teardown", "planted fault", "lost metric"],
+    },
 )
 def test_test_that_does_not_pass_records_nothing_and_says_so(project, body, marks, line, outcomes):
     project.one_test(f"result = workload.run('toy'); {body}", marks)
@@ -405,8 +416,9 @@ WRONG_MARKER = "@pytest.mark.world(ranks=2)\ndef test_wrong(workload): pass\n"
 
 
 @ALONE_AND_NIGHTLY_ON_XDIST
-@pytest.mark.parametrize(
-    ("before", "after"), [("", WRONG_PARAMETER), (WRONG_MARKER, "")], ids=["error in the class", "wrong marker"]
+@each_of(
+    "before, after",
+    {"error in the class": ("", WRONG_PARAMETER), "wrong marker": (WRONG_MARKER, "")},
 )
 def test_baseline_of_a_test_that_could_not_be_collected_is_no_orphan(project, workers, before, after):
     inner, plain = IN_CLASS.split("def test_plain")
@@ -520,14 +532,13 @@ def test_speed(workload: WorkloadRunner, distributed_world: DistributedWorld):
     recorded.run(passed=1)
 
 
-@pytest.mark.parametrize(
-    ("marks", "platforms"),
-    [
-        ("@pytest.mark.world(size=3)", "cpu-x3-gloo"),
-        ("@pytest.mark.world(size=4)\ndef test_four(workload): pass\n", "cpu-x2-gloo and cpu-x4-gloo"),
-        ("@pytest.mark.world(size=2, device='cuda')", ""),
-    ],
-    ids=["one", "two", "none"],
+@each_of(
+    "marks, platforms",
+    {
+        "one": ("@pytest.mark.world(size=3)", "cpu-x3-gloo"),
+        "two": ("@pytest.mark.world(size=4)\ndef test_four(workload): pass\n", "cpu-x2-gloo and cpu-x4-gloo"),
+        "none": ("@pytest.mark.world(size=2, device='cuda')", ""),
+    },
 )
 def test_header_shows_the_platforms_that_tests_ask_for(project, marks, platforms):
     project.test_file(f"import pytest\n\n{marks}\ndef test_one(workload, request): pass\n")

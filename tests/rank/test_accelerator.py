@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_aorta.worker import Delay, RankEnv, StepTimer, accelerator, environment_facts, workload
-from tests.unit.builders import run_python
+from tests.unit.builders import each_of, run_python
 
 DEVICE = torch.device("mtia", 3)
 
@@ -56,7 +56,10 @@ def joined(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("named", [{}, {"AORTA_DEVICE": "mtia"}], ids=["found", "named"])
+@each_of(
+    "named",
+    {"found": {}, "named": {"AORTA_DEVICE": "mtia"}},
+)
 def test_a_rank_joins_its_group_on_the_device_of_its_number(joined, named):
     env = RankEnv.read({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"} | named)
 
@@ -97,8 +100,9 @@ print(memory_in_use(torch.device("cpu")) - before >> 20)
 """
 
 
-@pytest.mark.parametrize(
-    ("cdll", "least"), [("lambda _: object()", 60), ("ctypes.CDLL", 0)], ids=["other libc", "glibc"]
+@each_of(
+    "cdll, least",
+    {"other libc": ("lambda _: object()", 60), "glibc": ("ctypes.CDLL", 0)},
 )
 def test_memory_of_a_cpu_rank_is_the_resident_one_where_malloc_tells_nothing(cdll, least):
     found = run_python("-c", WITHOUT_MALLINFO.format(cdll=cdll), check=True)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rank.settings import default_config
+from tests.unit.builders import each_of
 
 CPU = torch.device("cpu")
 WARMUP, CHECKED, LAYERS, WORLD_SIZE, SHARD_SIZE, INPUT_SIZE = 2, 3, 3, 4, 301, 77
@@ -176,20 +177,27 @@ def changed(world, change, layer=0):
     return chunks
 
 
-@pytest.mark.parametrize(
-    ("layer", "received", "cause"),
-    [
-        (0, lambda world: changed(world, lambda row, _: torch.cat([row[:2].flip(0), row[2:]])), "permuted: the right"),
-        (
+@each_of(
+    "layer, received, cause",
+    {
+        "exchanged": (
+            0,
+            lambda world: changed(world, lambda row, _: torch.cat([row[:2].flip(0), row[2:]])),
+            "permuted: the right",
+        ),
+        "right sum": (
             0,
             lambda world: changed(world, lambda row, _: torch.cat([row[:2] + torch.tensor([1, -1]), row[2:]])),
             "the sum is right, so the values may be at wrong positions",
         ),
-        (0, lambda world: changed(world, lambda row, all_rows: all_rows[2] + 5 * torch.eye(SHARD_SIZE)[7]), "unknown"),
-        (2, lambda world: world.gathered(WARMUP, 0), "the data of layer 0"),
-        (0, lambda world: world.gathered(WARMUP + 1, 0), "too new: overwritten with the data of the"),
-    ],
-    ids=["exchanged", "right sum", "contradicting sum", "another layer", "next iteration"],
+        "contradicting sum": (
+            0,
+            lambda world: changed(world, lambda row, all_rows: all_rows[2] + 5 * torch.eye(SHARD_SIZE)[7]),
+            "unknown",
+        ),
+        "another layer": (2, lambda world: world.gathered(WARMUP, 0), "the data of layer 0"),
+        "next iteration": (0, lambda world: world.gathered(WARMUP + 1, 0), "too new: overwritten with the data of the"),
+    },
 )
 def test_the_cause_follows_from_all_values_that_were_recorded(layer, received, cause):
     world = OneRank(0, FaultSpec(), "float32")

@@ -10,7 +10,7 @@ from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import run_rank
 from tests.rank.ranks import run_rank_alone
-from tests.unit.builders import write_plan
+from tests.unit.builders import each_of, write_plan
 from tests.unit.wheels import make_wheel
 
 FORGETFUL = """
@@ -46,26 +46,40 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize(
-    ("text", "by", "error", "message"),
-    [
-        ("(Workload)", "", TypeError, "Forgetful has to be a subclass of pytest_aorta.worker.Workload"),
-        ("RETURNED", "None", TypeError, r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"),
-        (
+@each_of(
+    "text, by, error, message",
+    {
+        "another class": (
+            "(Workload)",
+            "",
+            TypeError,
+            "Forgetful has to be a subclass of pytest_aorta.worker.Workload",
+        ),
+        "nothing": (
+            "RETURNED",
+            "None",
+            TypeError,
+            r"^Forgetful\.run\(\) returned None; it has to return a RankResult$",
+        ),
+        "a tensor": (
             "RETURNED",
             RESULT.format("torch.ones(1)"),
             TypeError,
             r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got ",
         ),
-        (
+        "no times": (
             "RETURNED",
             RESULT.format("None"),
             TypeError,
             r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got null",
         ),
-        ("RETURNED", RESULT.format("[math.nan]"), ValueError, r"a number that is not finite: step_times_ms\.0 = nan$"),
-    ],
-    ids=["another class", "nothing", "a tensor", "no times", "NaN"],
+        "NaN": (
+            "RETURNED",
+            RESULT.format("[math.nan]"),
+            ValueError,
+            r"a number that is not finite: step_times_ms\.0 = nan$",
+        ),
+    },
 )
 def test_wrong_class_or_result_names_the_class_or_the_field(folder, tmp_path, monkeypatch, text, by, error, message):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")

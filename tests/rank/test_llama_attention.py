@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.unit.builders import each_of
+
 ON_CPU = ["flash", "math", "flex"]
 # Pairs of queries and keys: square, and two chunks of context parallelism.
 LENGTHS = [(32, 32), (8, 24), (200, 200)]
@@ -74,7 +76,10 @@ def test_flex_attention_runs_unfused_where_compiled_kernels_do_not_repeat_their_
     assert flex.is_unfused(torch.device(device)) is unfused
 
 
-@pytest.mark.parametrize("length", [slice(None), slice(8, 24)], ids=["whole", "with gaps"])
+@each_of(
+    "length",
+    {"whole": slice(None), "with gaps": slice(8, 24)},
+)
 def test_flex_announces_the_shapes_and_strides_that_it_returns(length):
     q, k, v = (tensor.detach()[:, :, length] for tensor in tensors(32, 32))
     out, logsumexp = flex_attention(q, k, v)

@@ -160,8 +160,9 @@ def test_experts_are_shared_out_among_neighbours_that_share_parameters(make_mesh
     assert make_mesh(5, ParallelDims(1, 16, 1, 1)).experts is None
 
 
-@pytest.mark.parametrize(
-    ("num_experts", "dim", "along"), [(16, 64, 0), (8, 64, 1), (8, 66, 0)], ids=["experts", "width", "uneven"]
+@each_of(
+    "num_experts, dim, along",
+    {"experts": (16, 64, 0), "width": (8, 64, 1), "uneven": (8, 66, 0)},
 )
 def test_data_parallelism_shards_experts_along_a_dim_that_divides(make_mesh, num_experts, dim, along):
     mesh = make_mesh(0, ParallelDims(1, 16, 1, 1, expert_parallel=4))

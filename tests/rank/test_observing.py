@@ -28,7 +28,7 @@ from pytest_aorta.result.trace.profiled_steps import Cost
 from pytest_aorta.worker import Recorder, finite, overlap, profiling
 from pytest_aorta.worker.finite import NotFinite
 from pytest_aorta.worker.recorder import Recording
-from tests.unit.builders import as_rank_of, make_plan
+from tests.unit.builders import as_rank_of, each_of, make_plan
 
 
 @pytest.fixture
@@ -380,7 +380,10 @@ def test_step_that_calls_the_step_of_its_base_class_is_one_step(recording):
     assert [(series.num_steps, len(series.loss)) for series in recording.result().series] == [(4, 4), (5, 1)]
 
 
-@pytest.mark.parametrize("is_passed_on", [False, True], ids=["scaled", "scaled and divided"])
+@each_of(
+    "is_passed_on",
+    {"scaled": False, "scaled and divided": True},
+)
 def test_loss_is_what_a_scaler_was_given(recording, is_passed_on):
     scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), []
     net = Net(4, 4)
@@ -472,13 +475,15 @@ def test_script_may_record_its_steps_itself_unless_both_were_asked_for(recording
     assert (recording.result().series, len(recording.result().step_times_ms)) == ([], 1)
 
 
-@pytest.mark.parametrize(
-    ("script", "cause"),
-    [
-        (lambda: train(2), "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps"),
-        (lambda: SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
-    ],
-    ids=["fewer than the warm-up", "no step"],
+@each_of(
+    "script, cause",
+    {
+        "fewer than the warm-up": (
+            lambda: train(2),
+            "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps",
+        ),
+        "no step": (lambda: SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
+    },
 )
 def test_cause_of_no_step_is_named(recording, script, cause):
     _kept = script()
@@ -581,15 +586,14 @@ def test_no_scope_is_entered_under_one_profiler_and_left_under_another(recording
     recording.result()
 
 
-@pytest.mark.parametrize(
-    ("wait", "costs", "overlap"),
-    [
-        (1, "in its warm-up steps, and torch has one profiler per thread", ""),
-        (2, "in its warm-up steps, which ended the count of costs", ""),
-        (24, "", "the script runs torch.profiler itself, which ended the profile of its steps"),
-        (40, "", ""),
-    ],
-    ids=["before the counted step", "in the counted step", "in a profiled step", "after them"],
+@each_of(
+    "wait, costs, overlap",
+    {
+        "before the counted step": (1, "in its warm-up steps, and torch has one profiler per thread", ""),
+        "in the counted step": (2, "in its warm-up steps, which ended the count of costs", ""),
+        "in a profiled step": (24, "", "the script runs torch.profiler itself, which ended the profile of its steps"),
+        "after them": (40, "", ""),
+    },
 )
 def test_profiler_of_the_script_ends_that_of_the_recorder(recording, wait, costs, overlap):
     recording.observe(StepRecording(warmup=2))

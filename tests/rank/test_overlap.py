@@ -18,7 +18,7 @@ from pytest_aorta.result.trace.kineto import overlap_of_cpu
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled, profiling
 from tests.rank.ranks import own_group
-from tests.unit.builders import as_rank_of, broken_rule, make_plan, make_rank, run_python
+from tests.unit.builders import as_rank_of, broken_rule, each_of, make_plan, make_rank, run_python
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, read_trace, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
@@ -225,10 +225,12 @@ def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(
     assert set(capture.metrics()) == {"overlap_ratio", "exposed_comm_ms", "device_idle_ms"}
 
 
-@pytest.mark.parametrize(
-    ("traces", "num_steps", "attempts", "count"),
-    [([*LATE_PART, device_alone(*DELAYED)], 2, 3, 13), ([of_steps(6), *LATE_PART, *LATE_PART], 6, 6, 26)],
-    ids=["never", "in half of the steps"],
+@each_of(
+    "traces, num_steps, attempts, count",
+    {
+        "never": ([*LATE_PART, device_alone(*DELAYED)], 2, 3, 13),
+        "in half of the steps": ([of_steps(6), *LATE_PART, *LATE_PART], 6, 6, 26),
+    },
 )
 def test_head_start_that_is_too_short_gives_no_ratio_to_compare(device, traces, num_steps, attempts, count):
     capture, ran = captured([with_host(), *traces], num_steps)
@@ -309,17 +311,19 @@ def test_without_profiled_steps_one_step_runs_to_count_its_costs(group):
 CONVOLVED = torch.ones(2, 3, 8, 8), torch.ones(5, 3, 3, 3, requires_grad=True)
 
 
-@pytest.mark.parametrize(
-    ("step", "flops"),
-    [
-        (lambda: torch.ones(2, 3) @ torch.ones(3, 4), {"aten::mm": 48}),
-        (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)), {"aten::addmm": 48}),
-        (
+@each_of(
+    "step, flops",
+    {
+        "product": (lambda: torch.ones(2, 3) @ torch.ones(3, 4), {"aten::mm": 48}),
+        "with a bias": (
+            lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)),
+            {"aten::addmm": 48},
+        ),
+        "convolution and the gradient of its weight": (
             lambda: torch.nn.functional.conv2d(*CONVOLVED, stride=2, padding=1).sum().backward(),
             {"aten::convolution": 8640, "aten::convolution_backward": 8640},
         ),
-    ],
-    ids=["product", "with a bias", "convolution and the gradient of its weight"],
+    },
 )
 def test_flops_are_those_of_torch_s_formulas(step, flops):
     with FlopCounterMode(display=False) as counter:

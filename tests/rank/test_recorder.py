@@ -10,7 +10,7 @@ from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
 from pytest_aorta.worker.recorder import Recording
 from tests.rank.ranks import own_group, run_rank_alone
-from tests.unit.builders import write_plan
+from tests.unit.builders import each_of, write_plan
 
 
 @pytest.fixture
@@ -91,7 +91,10 @@ def test_weights_under_ddp_have_the_hash_of_the_model(recorder, recording, tmp_p
     assert [name for name, _ in recording.named_parameters()] == ["weight", "bias"]
 
 
-@pytest.mark.parametrize("given", [7, {"w": torch.zeros(1)}, [nn.Linear(2, 2)]], ids=["number", "state", "list"])
+@each_of(
+    "given",
+    {"number": 7, "state": {"w": torch.zeros(1)}, "list": [nn.Linear(2, 2)]},
+)
 def test_weights_of_something_else_than_a_module_are_refused(recorder, given):
     expected = rf"recorder.weights: got a {type(given).__name__}, allowed is a torch.nn.Module, .*ModuleList"
     with pytest.raises(TypeError, match=expected):

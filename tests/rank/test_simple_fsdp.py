@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.unit.builders import each_of
+from tests.unit.builders import each_of, nightly
 
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
@@ -200,7 +200,7 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
     ("given", "expected"),
     [
         # Backward does not need the embedding.
-        pytest.param({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4), marks=pytest.mark.extended),
+        nightly({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4)),
         ({"blocks_per_bucket": 2}, (3, 2, 3)),
     ],
 )
@@ -241,10 +241,9 @@ REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 w
     [
         ((), REORDERED),
         # A stage with a named module is a case of ORDERS.
-        pytest.param(
+        nightly(
             ("layers.1",),
             ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"],
-            marks=pytest.mark.extended,
         ),
     ],
 )
@@ -590,9 +589,7 @@ def test_generators_that_torch_gives_to_backward_stay_behind_the_tangents():
     assert [node.name for node in inputs] == ["tensor", "mesh", "tangents_1", "bwd_rng_state_0"]
 
 
-@pytest.mark.parametrize(
-    "kind", ["selective", "full", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("none", "elementwise"))]
-)
+@pytest.mark.parametrize("kind", ["selective", "full", *(nightly(kind) for kind in ("none", "elementwise"))])
 def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
     model = make_sharded(mesh, config=ONE_BLOCK)
     checkpoint_blocks(model, (kind,) * len(model.layers))

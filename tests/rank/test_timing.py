@@ -22,6 +22,7 @@ from pytest_aorta.worker import Delay, StepTimer, collectives
 from pytest_aorta.worker import steps as timer_module
 from pytest_aorta.worker.collectives import calls_by_step, recorded_collectives, waits_of_steps_ms
 from pytest_aorta.worker.steps import MEMORY_EVERY_CPU_STEPS
+from tests.unit.builders import each_of
 
 CPU = torch.device("cpu")
 KEPT_BYTES = 4 << 20
@@ -166,10 +167,13 @@ def num_waits(task: Callable[[], object]) -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
 
 
-@pytest.mark.parametrize(
-    ("first", "later", "calls"),
-    [(0, [part(110), at(120) | {"is_p2p": False}], 0.5), (7, [part(110), part(220)], 0.0), (7, [part(90)], 0.0)],
-    ids=["a collective", "messages of a full record", "messages before the steps"],
+@each_of(
+    "first, later, calls",
+    {
+        "a collective": (0, [part(110), at(120) | {"is_p2p": False}], 0.5),
+        "messages of a full record": (7, [part(110), part(220)], 0.0),
+        "messages before the steps": (7, [part(90)], 0.0),
+    },
 )
 def test_messages_are_no_collectives_of_a_step(monkeypatch, first, later, calls):
     record = [entry | {"record_id": number} for number, entry in enumerate(later, first)]

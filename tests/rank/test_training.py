@@ -15,6 +15,7 @@ from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.series import Setting
 from pytest_aorta.worker import TrainingNotes
 from pytest_aorta.worker.recorder import Recording
+from tests.unit.builders import each_of
 
 
 class Unreadable(Mapping[str, Any]):
@@ -43,7 +44,10 @@ def changed(group: dict[str, Any], number: int) -> None:
 
 
 @pytest.mark.parametrize("collate", [None, holds_itself, lambda _: Unreadable(), lambda _: {"x": torch.empty(0, 4)}])
-@pytest.mark.parametrize("rate", [0.01, np.float64(0.01), torch.tensor(0.01)], ids=["float", "NumPy", "tensor"])
+@each_of(
+    "rate",
+    {"float": 0.01, "NumPy": np.float64(0.01), "tensor": torch.tensor(0.01)},
+)
 def test_script_with_unusual_values_is_not_broken(collate, rate):
     recording = Recording()
     observer = recording.observe(StepRecording(warmup=0))

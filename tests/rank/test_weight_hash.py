@@ -153,7 +153,10 @@ class CountedCalls(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("axes", [[(2**40, 5, 300_000)], [(300, 1, 299), (4096, 7, 1000)]], ids=["run", "block"])
+@each_of(
+    "axes",
+    {"run": [(2**40, 5, 300_000)], "block": [(300, 1, 299), (4096, 7, 1000)]},
+)
 def test_the_size_of_chunks_changes_no_bits(axes, monkeypatch):
     axes = [Axis(size, range(begin, begin + count)) for size, begin, count in axes]
     elements = torch.randint(-(2**15), 2**15, [len(axis.held) for axis in axes], dtype=torch.int16)
@@ -289,13 +292,12 @@ def test_a_scalar_and_an_empty_tensor_have_hashes():
     assert len(digest(torch.zeros(0, 3))) == 32
 
 
-@pytest.mark.parametrize(
-    ("begin", "error", "message"),
-    [
-        (0, RuntimeError, "w: the ranks hold 3 elements of 4"),
-        (2, ValueError, r"w: run \[2, 5\) leaves \[0, 4\)"),
-    ],
-    ids=["missing elements", "outside"],
+@each_of(
+    "begin, error, message",
+    {
+        "missing elements": (0, RuntimeError, "w: the ranks hold 3 elements of 4"),
+        "outside": (2, ValueError, r"w: run \[2, 5\) leaves \[0, 4\)"),
+    },
 )
 def test_run_that_is_no_whole_tensor_is_an_error_that_says_what_it_holds(begin, error, message):
     with pytest.raises(error, match=message):

@@ -5,6 +5,7 @@ import torch
 
 from pytest_aorta.worker.layout import Axis, Grid
 from pytest_aorta.worker.weight_hash import tensor_sums
+from tests.unit.builders import each_of
 
 ELEMENTS = [torch.int8, torch.int16, torch.int32]
 DTYPES = [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
@@ -37,7 +38,10 @@ def test_a_block_of_columns_has_the_same_bits(dtype, rows, length, row, column, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("columns", [torch.arange(40), torch.tensor([0, 1, 5, 30, 39])], ids=["range", "scattered"])
+@each_of(
+    "columns",
+    {"range": torch.arange(40), "scattered": torch.tensor([0, 1, 5, 30, 39])},
+)
 def test_every_dtype_has_one_hash_on_all_devices(dtype, columns):
     tensor = torch.randn(33, len(columns)).to(dtype)
     check(tensor, Grid.of(Axis(50, range(33)), Axis(40, columns).simplified()))

@@ -10,6 +10,7 @@ from aorta_workloads.ranking.training import Distributed
 from aorta_workloads.ranking.workload import RankingWorkload
 
 from tests.rank.settings import default_config
+from tests.unit.builders import each_of
 
 CPU = torch.device("cpu")
 
@@ -25,10 +26,9 @@ def test_fsdp_counts_three_products_and_two_gathers_of_each_layer():
     }
 
 
-@pytest.mark.parametrize(
-    ("degrees", "tokens_per_s"),
-    [(ParallelDims(2, 2, 1, 1), 480), (ParallelDims(1, 1, 2, 2), 120)],
-    ids=["HSDP", "CP, TP"],
+@each_of(
+    "degrees, tokens_per_s",
+    {"HSDP": (ParallelDims(2, 2, 1, 1), 480), "CP, TP": (ParallelDims(1, 1, 2, 2), 120)},
 )
 def test_tokens_of_a_sequence_are_divided_among_the_ranks_that_share_it(degrees, tokens_per_s):
     workload = LlamaFsdp2Workload(

@@ -107,6 +107,11 @@ def each_of(names: str, table: Mapping[str, Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, table.values(), ids=table)
 
 
+def nightly(*values: Any, id: str | None = None) -> Any:
+    """Return a row that runs every night only."""
+    return pytest.param(*values, id=id, marks=pytest.mark.extended)
+
+
 def write(path: Path, text: str = "") -> Path:
     """Write a file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)

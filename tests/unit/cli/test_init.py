@@ -10,7 +10,7 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import install_torch, rank_values, write, write_ranks
+from tests.unit.builders import each_of, install_torch, rank_values, write, write_ranks
 from tests.unit.fake_drivers import FakeNvml
 
 PLAIN = "import torch\n"
@@ -72,6 +72,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     assert all(plan.record is None or plan.script for plan in launches.plans)
 
 
+def init(*arguments: str, ends: int = 0) -> None:
+    assert main(["init", *(arguments or ["train.py"])]) == ends
+
+
 def call_in(text: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments and keywords of the launch in a test's text."""
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
@@ -92,7 +96,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(folder, launches, capsys):
-    assert main(["init", "train.py", "--", "--epochs", "it's 2"]) == 0
+    init("train.py", "--", "--epochs", "it's 2")
     written = files(folder)
     assert written.keys() == {"train.py", "test_train.py", "pytest.ini"}
     record = {"record": {"hash_weights": True}}
@@ -111,14 +115,17 @@ def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(fo
 SEEDED = "the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because without them"
 
 
-@pytest.mark.parametrize(
-    ("under_pins", "record", "said"),
-    [
-        ({}, {"hash_weights": True, "deterministic": True}, f"{SEEDED} two launches differ in step 3"),
-        (None, {}, "weights are not compared: two launches differ in step 3"),
-        ({"fails": "no deterministic implementation"}, {}, "no deterministic implementation"),
-    ],
-    ids=["repeats with seeds", "never repeats", "fails with seeds"],
+@each_of(
+    "under_pins, record, said",
+    {
+        "repeats with seeds": (
+            {},
+            {"hash_weights": True, "deterministic": True},
+            f"{SEEDED} two launches differ in step 3",
+        ),
+        "never repeats": (None, {}, "weights are not compared: two launches differ in step 3"),
+        "fails with seeds": ({"fails": "no deterministic implementation"}, {}, "no deterministic implementation"),
+    },
 )
 def test_script_whose_launches_differ_is_tried_with_seeds(folder, launches, capsys, under_pins, record, said):
     launches.ranks = lambda plan, number: (
@@ -126,7 +133,7 @@ def test_script_whose_launches_differ_is_tried_with_seeds(folder, launches, caps
         if under_pins is not None and plan.record and plan.record.deterministic
         else {"weight_hashes": {"3": f"{number:016x}"}}
     )
-    assert main(["init", "train.py"]) == 0
+    init()
     text, shown = files(folder)["test_train.py"], capsys.readouterr().out
     assert call_in(text)[1] == {"record": record}
     assert said in shown
@@ -137,7 +144,7 @@ def test_script_whose_launches_differ_is_tried_with_seeds(folder, launches, caps
 def test_what_a_script_lacks_is_said_and_seeds_are_not_tried(folder, launches, capsys):
     lacking = {"profile": {"problem": "run 13 more steps"}, "costs": {"problem": "no step"}}
     launches.ranks = lambda *_: {"weight_hashes": {}} | lacking
-    assert main(["init", "train.py"]) == 1
+    init(ends=1)
     shown = capsys.readouterr().out
     assert "next: " not in shown
     for note in (
@@ -158,7 +165,7 @@ def test_script_whose_number_of_steps_varies_is_said_to_fail(folder, launches, c
         return counts | {name: [5.0] * steps for name in ("step_times_ms", "loss", "grad_norm")}
 
     launches.ranks = ranks
-    assert main(["init", "train.py"]) == 0
+    init()
     assert "note: a launch measured 15 steps and the next 16, so the test fails: have " in capsys.readouterr().out
 
 
@@ -193,7 +200,7 @@ def test_script_that_resumes_is_launched_in_copies_without_its_checkpoint(
         return resuming(folder, kept, is_seeded=is_seeded)(plan, number)
 
     launches.ranks = ranks
-    assert main(["init", "train.py"]) == 0
+    init()
     settings = call_in(files(folder)["test_train.py"])[1]
     assert settings["fresh"] == [path]
     assert settings["record"] == {"hash_weights": True} | ({} if is_seeded else {"deterministic": True})
@@ -212,7 +219,7 @@ def test_checkpoint_that_hides_that_the_script_has_no_seed_is_kept_out(folder, l
         return {"weight_hashes": {"3": initial}}
 
     launches.ranks = ranks
-    assert main(["init", "train.py"]) == 0
+    init()
     settings = call_in(files(folder)["test_train.py"])[1]
     assert settings == {"record": {"hash_weights": True, "deterministic": True}, "fresh": ["snapshot.pt"]}
     assert "note: these launches left files in this folder: snapshot.pt" in capsys.readouterr().out
@@ -220,14 +227,14 @@ def test_checkpoint_that_hides_that_the_script_has_no_seed_is_kept_out(folder, l
 
 def test_script_that_fails_is_reported_and_nothing_is_written(folder, launches, capsys):
     launches.ranks = lambda *_: {"fails": "no such dataset"}
-    assert main(["init", "train.py"]) == 1
+    init(ends=1)
     assert "ValueError: no such dataset" in capsys.readouterr().err
     assert files(folder).keys() == {"train.py"}
 
 
 def test_test_that_exists_is_refused_before_a_launch(folder, launches, capsys):
     (folder / "test_train.py").write_text("mine")
-    assert main(["init", "train.py"]) == 2
+    init(ends=2)
     assert "test_train.py: exists and is not overwritten" in capsys.readouterr().err
     assert (launches.plans, files(folder)) == ([], SCRIPT | {"test_train.py": "mine"})
 
@@ -245,7 +252,7 @@ def test_test_that_exists_is_refused_before_a_launch(folder, launches, capsys):
 )
 def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, name, text):
     (folder / name).write_text(text)
-    assert main(["init", "train.py"]) == 0
+    init()
     assert (folder / "pytest.ini").exists() is (name == "pytest.ini")
     assert (folder / name).read_text() == text
     assert f"kept {name}, where pytest reads its settings: aorta_launcher (forkserver)" in capsys.readouterr().out
@@ -255,7 +262,7 @@ def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, 
 def test_settings_of_other_tools_are_none_of_pytest(folder, capsys, name):
     text = "[project]\nname = 'training'\nauthors = 'Sch\xe4fer'\ndependencies = ['pytest']\n[tool.uv.sources]\n"
     (folder / name).write_text(text, encoding="latin-1")
-    assert main(["init", "train.py"]) == 0
+    init()
     assert "wrote pytest.ini" in capsys.readouterr().out
 
 
@@ -263,7 +270,7 @@ NUMERICS, OVERLAP, WORLD = "pytest.mark.numerics", "pytest.mark.overlap", "pytes
 
 
 def test_without_gpus_the_test_is_of_the_numerics_lane_and_compares_no_times(folder):
-    assert main(["init", "train.py"]) == 0
+    init()
     assert marks(folder, "test_train.py") == [NUMERICS, WORLD]
 
 
@@ -287,7 +294,7 @@ def test_on_gpus_times_of_kernels_get_a_tolerance_that_launches_can_decide(folde
             else {}
         )
     )
-    assert main(["init", "train.py"]) == 0
+    init()
     tolerance = [f"pytest.mark.tolerance(kernel_ms={marker!r})"] if marker else []
     assert marks(folder, "test_train.py") == [OVERLAP, WORLD, *tolerance]
     assert said in " ".join(files(folder)["test_train.py"].replace("#", "").split())
@@ -296,17 +303,17 @@ def test_on_gpus_times_of_kernels_get_a_tolerance_that_launches_can_decide(folde
 def test_scripts_of_one_name_in_two_folders_have_a_test_each(folder):
     for name in ("a", "b"):
         write(folder / name / "train.py", PLAIN)
-        assert main(["init", f"{name}/train.py"]) == 0
+        init(f"{name}/train.py")
     assert {path.name for path in folder.glob("test_*.py")} == {"test_a_train.py", "test_b_train.py"}
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, nvml, count):
     nvml.names = ("GPU-0", "GPU-1")[:count]
-    assert main(["init", "train.py"]) == 0
+    init()
     assert f"pytest.mark.world(size={count})" in marks(folder, "test_train.py")
     (folder / "test_train.py").unlink()
-    assert main(["init", "--nproc=1", "train.py"]) == 0
+    init("--nproc=1", "train.py")
     assert "pytest.mark.world(size=1)" in marks(folder, "test_train.py")
 
 
@@ -337,7 +344,7 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
 
 
 def test_module_is_launched_as_a_module(folder):
-    assert main(["init", "installed.train", "--", "--steps", "5"]) == 0
+    init("installed.train", "--", "--steps", "5")
     assert call_in((folder / "test_installed_train.py").read_text())[0] == ["installed.train", ["--steps", "5"]]
 
 
@@ -350,7 +357,7 @@ def test_module_is_launched_as_a_module(folder):
     ],
 )
 def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches, given, file, words):
-    assert main(["init", *given]) == 0
+    init(*given)
     assert call_in((folder / file).read_text()) == ([words], {"record": {"hash_weights": True}})
     assert [(plan.starts_ranks, [plan.script, *plan.args], plan.launcher) for plan in launches.plans] == [
         (True, words, "torchrun")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import make_plan, write_plan_file
+from tests.unit.builders import make_plan, nightly, write_plan_file
 
 # Limits of one case in seconds of CPU time, and of all cases together in bytes of memory.
 MAX_CASE_S = 5.0
@@ -70,7 +70,7 @@ def diagnose(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-@pytest.mark.parametrize("cases", [100, pytest.param(5000, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("cases", [100, nightly(5000)])
 def test_launch_is_diagnosed_within_limits_whatever_its_ranks_have_left(cases: int, tmp_path):
     write_plan_file(tmp_path)
     phases = [Phase.generate, Phase.shrink]

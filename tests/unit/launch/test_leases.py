@@ -19,6 +19,7 @@ from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.launch import leases
 from pytest_aorta.launch.leases import Lease, holders, lease
 from tests.distributed.processes import await_true
+from tests.unit.builders import each_of
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
 # Only a wait that hangs reaches this limit.
@@ -206,7 +207,10 @@ def test_no_other_request_is_served_beside_an_exclusive_lease(clients, ask):
         ask(1)
 
 
-@pytest.mark.parametrize("big", [{"count": 8}, {"count": 1, "exclusive": True}], ids=["all", "exclusive"])
+@each_of(
+    "big",
+    {"all": {"count": 8}, "exclusive": {"count": 1, "exclusive": True}},
+)
 def test_small_request_waits_behind_one_that_waits_for_the_whole_host(ask, waiting, big):
     held = ask(1)
     future = waiting(**big, owner="the big one")

@@ -317,14 +317,18 @@ def test_interpreter_is_looked_for_from_the_root_folder(tmp_path):
     check_reference("python:env/bin/python", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "rootdir", "message"),
-    [
-        ("PATH", "", "top/project", "git is not installed, or not on the path"),
-        ("GIT_CEILING_DIRECTORIES", "", "", "git .*fatal: not a git repository"),
-        ("XDG_CACHE_HOME", "top/project/.cache", "top/project", ".*set XDG_CACHE_HOME to a folder outside of it"),
-    ],
-    ids=["no git", "no repository", "cache in the repository"],
+@each_of(
+    "variable, value, rootdir, message",
+    {
+        "no git": ("PATH", "", "top/project", "git is not installed, or not on the path"),
+        "no repository": ("GIT_CEILING_DIRECTORIES", "", "", "git .*fatal: not a git repository"),
+        "cache in the repository": (
+            "XDG_CACHE_HOME",
+            "top/project/.cache",
+            "top/project",
+            ".*set XDG_CACHE_HOME to a folder outside of it",
+        ),
+    },
 )
 def test_folder_that_can_not_be_checked_out_is_reported(
     opener, repository, tmp_path, monkeypatch, variable, value, rootdir, message
@@ -373,13 +377,16 @@ def test_own_workload_is_the_commits_with_the_keys_that_the_commit_has(opener, p
     assert request.config == config | {"environment": {}}
 
 
-@pytest.mark.parametrize(
-    ("yaml", "config", "message"),
-    [
-        (toy_yaml("speed"), {"speed": "slow"}, r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are"),
-        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: 'new' is not one of .*"),
-    ],
-    ids=["key", "value"],
+@each_of(
+    "yaml, config, message",
+    {
+        "key": (
+            toy_yaml("speed"),
+            {"speed": "slow"},
+            r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are",
+        ),
+        "value": (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: 'new' is not one of .*"),
+    },
 )
 def test_config_that_the_commit_does_not_know_is_reported(opener, project, yaml, config, message):
     write(project / "workloads/toy/default.yaml", yaml)

@@ -657,10 +657,9 @@ def test_failure_of_a_node_is_reported_in_the_words_of_the_nodes(tmp_path, reaso
     check_parts(found.text, (f"on 4 cpu ranks of 2 nodes: {kind}: node 1 (b) was lost", "  | no such partition"))
 
 
-@pytest.mark.parametrize(
-    ("reason", "rank"),
-    [("planted in step 5", 0), ("Connection closed by peer [127.0.0.1]:3", 1)],
-    ids=["own", "peer's"],
+@each_of(
+    "reason, rank",
+    {"own": ("planted in step 5", 0), "peer's": ("Connection closed by peer [127.0.0.1]:3", 1)},
 )
 def test_error_that_a_script_handled_by_exiting_is_named(tmp_path, reason, rank):
     document = {"time_ns": 1, "type": "SystemExit", "message": "1", "traceback": "", "after": f"RuntimeError: {reason}"}
@@ -702,7 +701,10 @@ def recorded(rank: int, *names: str, retired: int | None = None, **changes: obje
     return in_flight(*entries)
 
 
-@pytest.mark.parametrize("stacks", [COMPUTING, WAITING, IN_BACKWARD], ids=["computing", "waiting", "in backward"])
+@each_of(
+    "stacks",
+    {"computing": COMPUTING, "waiting": WAITING, "in backward": IN_BACKWARD},
+)
 def test_rank_that_never_entered_the_collective_is_named_by_the_records(tmp_path, stacks):
     waiting = stuck(IN_BACKWARD, 5) | recorded(0, "broadcast", "all_reduce 64", "broadcast")
     absent = stuck(stacks, 5) | recorded(1, "broadcast", "all_reduce 64", retired=2)
@@ -786,35 +788,34 @@ VANISHED = (
 COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the command train.py ended with exit code 1"}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "outcome", "said", "rank"),
-    [
-        ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
-        ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
-        ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
-        (
+@each_of(
+    "ranks, outcome, said, rank",
+    {
+        "none": ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
+        "absent": ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
+        "absent at the limit": ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
+        "absent beside gone": (
             {0: DONE},
             ended(EndReason.RANK_GONE, None),
             "rank 1 never reported; the command train.py was still running",
             1,
         ),
-        ({0: DONE, 1: STARTED}, ended(status=1), f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
-        ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
-        ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
-        ({0: lost_peer(5), 1: STARTED}, ended(status=1), f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
-        ({0: DONE, 1: STARTED}, ended(EndReason.RANK_GONE, None), f"{VANISHED}; the command train.py was still run", 1),
-    ],
-    ids=[
-        "none",
-        "absent",
-        "absent at the limit",
-        "absent beside gone",
-        "killed",
-        "exit code",
-        "raised",
-        "peer lost",
-        "gone",
-    ],
+        "killed": ({0: DONE, 1: STARTED}, ended(status=1), f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
+        "exit code": (
+            {0: DONE, 1: DONE},
+            ended(status=1),
+            "exit code 1 of the command train.py; every rank left its result",
+            None,
+        ),
+        "raised": ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
+        "peer lost": ({0: lost_peer(5), 1: STARTED}, ended(status=1), f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
+        "gone": (
+            {0: DONE, 1: STARTED},
+            ended(EndReason.RANK_GONE, None),
+            f"{VANISHED}; the command train.py was still run",
+            1,
+        ),
+    },
 )
 def test_rank_of_a_command_that_did_not_end_well_is_named(tmp_path, ranks, outcome, said, rank):
     found = diagnose(tmp_path, Left(ranks, outcome, starts_ranks=True))

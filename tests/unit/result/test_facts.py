@@ -14,7 +14,7 @@ from pytest_aorta.result.facts import (
 )
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.sensors import PlatformFacts, Sample, summarize
-from tests.unit.builders import make_provenance, make_result, replace
+from tests.unit.builders import each_of, make_provenance, make_result, replace
 
 # Maxima over the ranks, step by step: 4, 2, 3, 5.
 TWO_RANKS = [[1.0, 2.0, 3.0, 5.0], [4.0, 1.0, 2.0, 1.0]]
@@ -80,7 +80,10 @@ def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: 
     return values
 
 
-@pytest.mark.parametrize("waits", [[], [[1.0, 2.0]], [[], []]], ids=["no ranks", "one rank", "no steps"])
+@each_of(
+    "waits",
+    {"no ranks": [], "one rank": [[1.0, 2.0]], "no steps": [[], []]},
+)
 def test_ranks_without_others_or_without_waits_have_no_lags(waits):
     assert rank_lags_ms(waits) == []
 

@@ -13,7 +13,7 @@ from pytest_aorta.session.axes import Axis, Over, Point
 from pytest_aorta.session.search import Finding, Search, SearchLog
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Origin, Tolerance, parse_tolerances
-from tests.unit.builders import make_facts, with_p50
+from tests.unit.builders import each_of, make_facts, with_p50
 
 NOISE = random.Random(1)
 
@@ -77,7 +77,10 @@ def timed(ms: float, deviation: float = 0.001) -> LaunchFacts:
     return with_p50(make_facts(), ms * NOISE.gauss(1, deviation))
 
 
-@pytest.mark.parametrize("after_ms", [13.0, 7.0], ids=["slower", "faster"])
+@each_of(
+    "after_ms",
+    {"slower": 13.0, "faster": 7.0},
+)
 def test_commit_is_named_whichever_way_the_metric_changed(after_ms):
     text, commits = search("step_time_p50", lambda number: timed(after_ms if number >= 6 else 10.0))
     assert text.startswith("case: found: c6\n")

@@ -17,6 +17,7 @@ from tests.unit.builders import (
     PASS,
     REGRESSION,
     baseline_of,
+    each_of,
     launches_near,
     make_baseline,
     make_facts,
@@ -148,10 +149,9 @@ def test_cpu_timing_of_this_block_is_judged_by_the_tolerance_that_was_given(give
     assert (row.outcome, row.tolerance) == (outcome, Tolerance(given))
 
 
-@pytest.mark.parametrize(
+@each_of(
     "recorded",
-    [on_cpu(block="f" * 12), on_cpu(measured_at=stamp(BLOCK_GAP_S["cpu"] + 120))],
-    ids=["another machine", "an hour ago"],
+    {"another machine": on_cpu(block="f" * 12), "an hour ago": on_cpu(measured_at=stamp(BLOCK_GAP_S["cpu"] + 120))},
 )
 def test_cpu_timing_of_another_block_is_not_applicable(recorded):
     verdicts = check(on_cpu(), baseline=baseline_of(recorded), marked=NAMED)

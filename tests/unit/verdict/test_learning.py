@@ -7,6 +7,7 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline
 from pytest_aorta.verdict.metrics import Tolerance
 from tests.unit.builders import (
     baseline_of,
+    each_of,
     growing,
     launches_near,
     make_baseline,
@@ -141,8 +142,14 @@ def test_exact_metrics_alone_take_one_launch():
     assert launches_needed(make_facts(), {"step_time_p50": Tolerance(None)}, 10) == 1
 
 
-@pytest.mark.parametrize("marked", [{}, P50], ids=["default", "marked"])
-@pytest.mark.parametrize("facts", [make_facts(), on_cpu()], ids=["cuda", "cpu"])
+@each_of(
+    "marked",
+    {"default": {}, "marked": P50},
+)
+@each_of(
+    "facts",
+    {"cuda": make_facts(), "cpu": on_cpu()},
+)
 def test_metric_that_varies_too_much_is_left_out_with_the_remedy(facts, marked):
     launches = launches_near(10.0, 10, deviation=0.05, seed=1, environment=facts.environment)
     found = left_out(launches, marked)

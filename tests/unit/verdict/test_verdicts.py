@@ -16,7 +16,7 @@ from pytest_aorta.verdict.verdicts import (
     VerdictReference,
     Verdicts,
 )
-from tests.unit.builders import make_facts, make_verdict
+from tests.unit.builders import each_of, make_facts, make_verdict
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,23 @@ REGRESSION = make_verdict(
 )
 
 
-@pytest.mark.parametrize(
-    ("row", "text"),
-    [
-        (REGRESSION, "Regression: step_time_p50 +10.0% (10 -> 11 ms, limit 5%); why"),
-        (make_verdict(Outcome.MISSING, baseline=None, detail="why"), "Missing: step_time_p50, why"),
-        (
+@each_of(
+    "row, text",
+    {
+        "regression": (REGRESSION, "Regression: step_time_p50 +10.0% (10 -> 11 ms, limit 5%); why"),
+        "one launch without a change": (
+            make_verdict(Outcome.MISSING, baseline=None, detail="why"),
+            "Missing: step_time_p50, why",
+        ),
+        "A/B with a version": (
             make_verdict(Outcome.PASS, detail="why", reference=VerdictReference(ReferenceKind.AB, "main")),
             "Pass: step_time_p50 (1 -> 1 ms, limit 5%); A/B with main, why",
         ),
-        (
+        "two variants": (
             make_verdict(Outcome.PASS, delta=0.0, reference=VerdictReference(ReferenceKind.AB)),
             "Pass: step_time_p50 +0.00% (1 -> 1 ms, limit 5%)",
         ),
-    ],
-    ids=["regression", "one launch without a change", "A/B with a version", "two variants"],
+    },
 )
 def test_verdict_is_one_line_with_everything_it_was_made_from(row, text):
     assert str(row) == text

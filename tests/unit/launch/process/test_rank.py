@@ -17,7 +17,7 @@ import pytest
 from pytest_aorta.common.files import without_collection
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.launch.process.rank import write_error
-from tests.unit.builders import make_plan, run_python
+from tests.unit.builders import each_of, make_plan, run_python
 
 PROGRAM = """
 import atexit, os, signal, sys, threading, time, types
@@ -105,18 +105,20 @@ def left(folder: Path, error: BaseException) -> dict[str, Any]:
 HEAD = "Traceback (most recent call last):\n"
 
 
-@pytest.mark.parametrize(
-    ("script", "shown"),
-    [
-        (
+@each_of(
+    "script, shown",
+    {
+        "own frames": (
             "def load():\n    raise ValueError('boom')\nload()\n",
             HEAD + '  File "{0}", line 3, in <module>\n    load()\n'
             "  File \"{0}\", line 2, in load\n    raise ValueError('boom')\nValueError: boom\n",
         ),
-        ("import runpy\nrunpy.run_path('/no/such.py')\n", HEAD + '  File "{0}", line 2, in <module>\n*in run_path*'),
-        ("def main(:\n", '  File "{0}", line 1\n    def main(:\n*SyntaxError: invalid syntax\n'),
-    ],
-    ids=["own frames", "frames of a library", "syntax error"],
+        "frames of a library": (
+            "import runpy\nrunpy.run_path('/no/such.py')\n",
+            HEAD + '  File "{0}", line 2, in <module>\n*in run_path*',
+        ),
+        "syntax error": ("def main(:\n", '  File "{0}", line 1\n    def main(:\n*SyntaxError: invalid syntax\n'),
+    },
 )
 def test_traceback_begins_with_the_first_frame_of_the_script(tmp_path, script, shown):
     # Python 3.13 marks calls in further lines.

@@ -31,7 +31,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     HeadStart,
     StepOverlap,
 )
-from tests.unit.builders import broken_rule, make_rank, replace
+from tests.unit.builders import broken_rule, each_of, make_rank, replace
 
 MS = 1_000_000
 LANES = ("compute", "copy", "wait", *Collective)
@@ -171,7 +171,10 @@ def test_size_that_one_capture_does_not_know_is_unknown():
     assert joined([capture, unknown]).collectives == [CollectiveCalls("all_to_all", "g", 2, None, [1.0, 2.0])]
 
 
-@pytest.mark.parametrize(("each", "keys"), [(4096, 1), (1, 64)], ids=["calls", "keys"])
+@each_of(
+    "each, keys",
+    {"calls": (4096, 1), "keys": (1, 64)},
+)
 def test_joined_calls_stay_within_the_limits_of_a_result(each, keys):
     """Keep the first calls of a key, which are those of the same steps on every rank, and the longest keys."""
     parts = [
