@@ -42,8 +42,9 @@ def choose_tolerances(
     launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs and
     schedules are left. On CPU ranks, timed overlap is left out beside a schedule unless it is ``asked`` for.
 
-    Of what no tolerance names and nobody has asked for, costs and metrics that are new are left out where the other
-    side has none, so that a baseline that is older stays valid. Variants of a test have other costs and memory on purpose.
+    Of what nobody has asked for and no marker but ``numerics`` names, costs and metrics that are new are left out where
+    the other side has none, so that a baseline that is older stays valid. Variants of a test have other costs and
+    memory on purpose.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a

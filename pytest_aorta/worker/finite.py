@@ -118,7 +118,8 @@ def _names_in(inside: Iterable[torch.nn.Module]) -> WeakTensorKeyDictionary:
     """Return the longest name of each parameter in the modules."""
     names = WeakTensorKeyDictionary()
     for name, own in (pair for found in inside for pair in found.named_parameters()):
-        names[own] = max(name, names.get(own, ""), key=len)
+        # Modules are found in any order.
+        names[own] = max(name, names.get(own, ""), key=lambda one: (len(one), one))
     return names
 
 
@@ -138,7 +139,11 @@ def roots_of(inner: Collection[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def modules() -> list[torch.nn.Module]:
-    """Return all modules of this process; the search takes a third of a second where no server has imported torch."""
+    """Return all modules of this process; the search takes a third of a second where no server has imported torch.
+
+    Modules that the script has dropped do not count, whenever the collector would have run.
+    """
+    gc.collect()
     # isinstance would call code of objects such as weak proxies.
     listed = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
     return [*filter(None, (known() for known in _frozen)), *listed]

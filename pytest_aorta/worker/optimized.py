@@ -6,10 +6,9 @@ Nothing here reads a number from a device before the script has ended.
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
@@ -151,8 +150,6 @@ class Optimized:
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.
         self._owners: list[tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]] = []
-        # Copies of the model that no optimizer trains, such as averaged models, until the first hash.
-        self._copies: list[weakref.ref[torch.nn.Module]] = []
         # Modules that no optimizer trains.
         self._untrained: list[weakref.ref[torch.nn.Module]] = []
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
@@ -266,34 +263,21 @@ class Optimized:
             (min((places.get(id(part), len(places)) for part in root.parameters()), default=len(places)), root)
             for root in roots
         )
-        # The order in which modules are found may vary.
-        own = [root for first, root in sorted(firsts, key=itemgetter(0)) if first < len(places)]
+        # Modules are found in any order.
+        own = [root for first, root in sorted(firsts, key=lambda one: (one[0], _title(one[1]))) if first < len(places)]
         self.model = " + ".join(dict.fromkeys(map(_title, own)))[:_LONGEST_NAME]
         self._models = list(map(weakref.ref, own))
-        trained = {id(part) for optimizer in optimizers() for part in parts_of(optimizer)}
-        without = [root for root in roots if not any(id(part) in trained for part in root.parameters())]
-        if self._every:
-            self._untrained = list(map(weakref.ref, without))
-        if not hash_buffers:
-            return
         self._owners = [
-            (f"{name}." if name else "", *buffers_of(module)) for root in own for name, module in root.named_modules()
+            (f"{name}." if name else "", *buffers_of(module))
+            for root in own
+            for name, module in root.named_modules()
+            if hash_buffers
         ]
-        shapes = [[part.shape for part in root.parameters()] for root in own]
-        if not self._every:
-            copies = (root for root in without if [part.shape for part in root.parameters()] in shapes)
-            self._copies = list(map(weakref.ref, copies))
-
-    def _add_copies(self) -> None:
-        """Hash the parameters of copies of the model from now on, but not of any that the script has dropped."""
-        gc.collect()
-        copies = [copy for known in self._copies if (copy := known()) is not None]
-        self._copies = []
-        titles = Counter(map(_title, copies))
-        # Modules are found in any order, so equal ones can't be told apart.
-        for name, copy in ((_title(copy), copy) for copy in copies if titles[_title(copy)] == 1):
-            for key, part in copy.named_modules():
-                self._owners.append((f"{name}.{key}." if key else f"{name}.", parameters_of(part), ()))
+        if self._every:
+            self._untrained = list(map(weakref.ref, _untrained(roots)))
+        for before, copy in _copies(own, roots) if hash_buffers and not self._every else ():
+            for name, module in copy.named_modules():
+                self._owners.append((f"{before}.{name}." if name else f"{before}.", parameters_of(module), ()))
 
     def models(self) -> list[torch.nn.Module]:
         """Return the largest modules that have the parameters."""
@@ -314,8 +298,6 @@ class Optimized:
             self._hash(self._named(optimizer), again=is_last)
 
     def _hash(self, named: Iterable[NamedTensor], *, again: bool) -> None:
-        if self._copies:
-            self._add_copies()
         self.hashes.add(self.num_steps, named, again=again)
         buffers = [
             (before + key, buffer)
@@ -415,6 +397,26 @@ class Optimized:
     def calls(self) -> float | None:
         """The number of collectives in a timed step; None without one."""
         return calls_by_step(self.timer.spans_ns)
+
+
+def _copies(own: Sequence[torch.nn.Module], roots: Iterable[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
+    """Return copies of the modules that an optimizer has, such as averaged models, by names that differ."""
+    shapes = [[part.shape for part in module.parameters()] for module in own]
+    alike = [root for root in roots if root not in own and [part.shape for part in root.parameters()] in shapes]
+    found: dict[tuple[str, str], list[torch.nn.Module]] = defaultdict(list)
+    for one in _untrained(alike) if alike else ():
+        values = [(name, value) for name, value in vars(one).items() if isinstance(value, int | float | str)]
+        found[_title(one), str(sorted(values))].append(one)
+    # Their decays tell two averages apart. Those that nothing tells apart are found in any order.
+    alone = [(key, same[0]) for key, same in sorted(found.items(), key=itemgetter(0)) if len(same) == 1]
+    names = distinct((title for (title, _), _ in alone), " ({})")
+    return [(name, one) for name, (_, one) in zip(names, alone, strict=True)]
+
+
+def _untrained(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return those modules none of whose parameters an optimizer has."""
+    trained = {id(part) for optimizer in optimizers() for part in parts_of(optimizer)}
+    return [one for one in modules if not any(id(part) in trained for part in one.parameters())]
 
 
 def own_value(value: torch.Tensor) -> torch.Tensor:

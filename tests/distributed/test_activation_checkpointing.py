@@ -5,8 +5,9 @@ import re
 import pytest
 
 from pytest_aorta.common.errors import LaunchError
+from tests.distributed import TWO_CPU_RANKS
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(240)]
+pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS, pytest.mark.launch_timeout(240)]
 
 # Sequences are so long that activations outweigh parameters.
 TRAINING = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.processes import mentioning, own_environ
-from tests.unit.builders import run_python
+from tests.unit.builders import run_python, write
 
 # What AORTA's package has: an entry point that names a class, and a base class of its own.
 METADATA = "Metadata-Version: 2.1\nName: aorta\nVersion: 1.0\n"
@@ -170,11 +170,6 @@ def test_one_rank(workload):
 
 PYTEST = ("pytest", "-p", "no:cacheprovider", "--aorta-launcher=forkserver")
 Runner = Callable[..., tuple[int, str]]
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,16 +1,15 @@
 """The same samples in other arrangements of two real ranks: faults are found without a baseline, and named."""
 
-import subprocess
-import sys
-
 import pytest
 
 from benchmarks.numerics.arrangements import CASES, SCRIPT, arguments
 from pytest_aorta import ComparisonFailed
 from pytest_aorta.plan.plants import Plant, Planted
+from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.test_own_scripts import own_leases
+from tests.unit.builders import run_python
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
+pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS]
 IN_CI = (
     "",
     "fsdp2",
@@ -73,8 +72,7 @@ def test_layout_that_trains_on_fewer_samples_is_not_judged(workload):
 
 def test_command_names_the_fault(tmp_path):
     args = ["--batch-arg=--batch-size", "--other=--fault=times_ranks", "--gpus=0", SCRIPT, "--", "--batch-size=4"]
-    command = [sys.executable, "-m", "pytest_aorta.cli", "arrange", *args]
-    done = subprocess.run(command, cwd=tmp_path, env=own_leases(tmp_path), capture_output=True, text=True, check=False)
+    done = run_python("-m", "pytest_aorta.cli", "arrange", *args, cwd=tmp_path, env=own_leases(tmp_path))
     assert done.returncode == 1
     assert "2 ranks, --fault=times_ranks, against 1 rank, a batch 2 times as large, on cpu-x2-gloo" in done.stderr
     assert "aorta: gradients: all 11 x 2.000; loss x 2.000; number of ranks: summed over ranks" in done.stderr

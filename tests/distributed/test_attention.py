@@ -3,8 +3,9 @@
 import pytest
 
 from pytest_aorta.common.errors import LaunchError
+from tests.distributed import TWO_CPU_RANKS
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
+pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS, pytest.mark.launch_timeout(180)]
 
 FOUR_RANKS = pytest.mark.world(size=4, device="cpu", warm=True)
 TRAINING = {"size": "debug", "n_layers": 1, "steps": 3, "warmup": 0, "hash_every": 1}

@@ -3,8 +3,9 @@
 import pytest
 
 from pytest_aorta import WorkloadRunner
+from tests.distributed import ALL_GPUS
 
-pytestmark = [pytest.mark.world(size="all", device="cuda", warm=True), pytest.mark.launch_timeout(120)]
+pytestmark = [ALL_GPUS, pytest.mark.launch_timeout(120)]
 
 SCRIPT = """
 import os

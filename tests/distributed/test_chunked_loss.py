@@ -2,9 +2,11 @@
 
 import pytest
 
+from tests.distributed import TWO_CPU_RANKS
+
 pytestmark = [
     pytest.mark.numerics,
-    pytest.mark.world(size=2, device="cpu", warm=True),
+    TWO_CPU_RANKS,
     pytest.mark.launch_timeout(180),
     pytest.mark.extended,
 ]

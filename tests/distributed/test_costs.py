@@ -7,8 +7,9 @@ from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Decided
+from tests.distributed import TWO_CPU_RANKS
 
-pytestmark = [pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(240)]
+pytestmark = [TWO_CPU_RANKS, pytest.mark.launch_timeout(240)]
 
 SCRIPT = """
 import sys

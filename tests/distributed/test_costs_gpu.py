@@ -5,11 +5,11 @@ import importlib.util
 import pytest
 
 from pytest_aorta import WorkloadRunner
-from tests.distributed import small_llama
+from tests.distributed import ONE_GPU, small_llama
 
 pytestmark = [
     pytest.mark.numerics,
-    pytest.mark.world(size=1, device="cuda", warm=True),
+    ONE_GPU,
     pytest.mark.launch_timeout(240),
 ]
 

@@ -6,9 +6,10 @@ import pytest
 
 from pytest_aorta import WorkloadRunner
 from pytest_aorta.verdict.edits import edits
+from tests.distributed import TWO_CPU_RANKS
 
 SCRIPT = Path(__file__).parent / "scripts" / "edited.py"
-pytestmark = pytest.mark.world(size=2, device="cpu", warm=True)
+pytestmark = TWO_CPU_RANKS
 EDITS = {
     "lr=0.02": "the learning rate changed: 0.01 -> 0.02 from step 1",
     "decay=0": "weight decay of module.2.weight changed: 0.01 -> 0 from step 1",

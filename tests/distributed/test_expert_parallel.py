@@ -1,13 +1,13 @@
 """Experts distributed over CPU ranks: the same model, gradients and training as with all experts on each rank."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.small_llama import trains_alike
+from tests.unit.builders import run_python
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=4, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
 
@@ -30,8 +30,7 @@ UNCHANGED = {"lr": 1e-60, "steps": 1, "max_grad_norm": None}
 
 def differences(first, second):
     """Return the differences of two checkpoints by tensor, relative to each tensor's largest value."""
-    ended = subprocess.run([sys.executable, COMPARE, first, second], capture_output=True, text=True, check=True)
-    return json.loads(ended.stdout)
+    return json.loads(run_python(COMPARE, first, second, check=True).stdout)
 
 
 def calls(result, kinds):
@@ -65,7 +64,7 @@ def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_ali
 @pytest.mark.parametrize(
     ("layout", "accumulated"),
     [
-        pytest.param("ep 2", 1, id="a micro-batch", marks=pytest.mark.world(size=2, device="cpu", warm=True)),
+        pytest.param("ep 2", 1, id="a micro-batch", marks=TWO_CPU_RANKS),
         pytest.param("ep 2", 3, id="stages of 3 micro-batches", marks=pytest.mark.extended),
         pytest.param("ep 2, tp 2", 1, id="split experts", marks=pytest.mark.extended),
     ],

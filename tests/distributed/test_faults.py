@@ -37,7 +37,7 @@ from tests.distributed.processes import (
     refused_namespaces,
 )
 from tests.unit import builders
-from tests.unit.builders import make_script_plan
+from tests.unit.builders import each_of, make_script_plan
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -305,7 +305,7 @@ HOSTS = {
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("namespace", "before", "limit_s", "end"), HOSTS.values(), ids=HOSTS)
+@each_of("namespace, before, limit_s, end", HOSTS)
 def test_host_without_a_usable_port_is_a_failed_rendezvous(tmp_path, namespace, before, limit_s, end):
     if reason := refused_namespaces(namespace, ["unshare", "ip"], "ip link"):
         pytest.skip(reason)

@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.launch.hangs import SCRIPTS
+from tests.distributed import TWO_CPU_RANKS
 
 pytestmark = pytest.mark.launch_timeout(120)
-WARM = pytest.mark.world(size=2, device="cpu", warm=True)
 COLD = pytest.mark.world(size=2, device="cpu", warm=False)
 DESTROYED = """
 import gc
@@ -67,7 +67,7 @@ def write(folder, text):
 
 @pytest.mark.parametrize("script", [DESTROYED, MANY, ELSEWHERE], ids=["destroyed", "many", "elsewhere"])
 @pytest.mark.parametrize(
-    "launcher", [pytest.param("warm", marks=WARM), pytest.param("cold", marks=[COLD, pytest.mark.extended])]
+    "launcher", [pytest.param("warm", marks=TWO_CPU_RANKS), pytest.param("cold", marks=[COLD, pytest.mark.extended])]
 )
 def test_group_that_a_script_destroyed_lives_until_the_rank_has_left(distributed_world, tmp_path, script, launcher):
     distributed_world.run_script(write(tmp_path, script), record={})
@@ -80,7 +80,7 @@ def test_group_of_a_command_lives_until_the_rank_has_left(distributed_world, tmp
     distributed_world.run_command([*command, write(tmp_path, DESTROYED)], record={})
 
 
-@WARM
+@TWO_CPU_RANKS
 @pytest.mark.launch_timeout(30)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_in_which_gloo_can_deadlock_never_hangs(distributed_world, tmp_path, name):

@@ -6,10 +6,9 @@ import pytest
 
 from pytest_aorta import WorkloadRunner
 from pytest_aorta.result.trace.profiled_steps import Collective
-from tests.distributed import small_llama
+from tests.distributed import ONE_GPU, small_llama
 
 pytestmark = [pytest.mark.numerics, pytest.mark.launch_timeout(240)]
-one_gpu = pytest.mark.world(size=1, device="cuda", warm=True)
 two_gpus = pytest.mark.world(size=2, device="cuda", warm=True)
 
 EXACT = small_llama.THREE_BLOCKS | {"deterministic": True, "attention": "flash"}
@@ -22,7 +21,7 @@ def kernels_of(result, pattern):
     return {name: family.calls for name, family in result.kernels[0].items() if re.search(pattern, name)}
 
 
-@one_gpu
+@ONE_GPU
 def test_real_rotations_have_the_same_bits_in_both_implementations(workload: WorkloadRunner):
     eager = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, rotary="real", **EXACT)
     traced = {"workload": "llama_simple_fsdp", "rotary": "real"}

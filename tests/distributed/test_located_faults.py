@@ -5,9 +5,10 @@ import re
 import pytest
 
 from pytest_aorta import ComparisonFailed
+from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.test_faults import WORKLOADS
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
+pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS]
 
 STEPS = 3
 TRAINING = {"size": "debug", "n_layers": 1}

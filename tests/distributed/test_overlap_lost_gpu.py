@@ -7,6 +7,8 @@ import pytest
 
 from pytest_aorta import ComparisonFailed, WorkloadRunner
 from pytest_aorta.plan.accelerators import visible_devices
+from tests.distributed import ALL_GPUS
+from tests.unit.builders import each_of
 
 pytestmark = [pytest.mark.timed, pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")]
 
@@ -41,9 +43,9 @@ LOST = {
 }
 
 
-@pytest.mark.world(size="all", device="cuda", warm=True)
+@ALL_GPUS
 @pytest.mark.tolerance(overlap_ratio="5 points")
-@pytest.mark.parametrize(("name", "config", "key", "metric", "cause"), LOST.values(), ids=LOST)
+@each_of("name, config, key, metric, cause", LOST)
 def test_lost_overlap_is_caught_with_the_reason(workload: WorkloadRunner, name, config, key, metric, cause):
     lost, kept = (workload.run(name, **config | {key: value}) for value in (False, True))
     assert fmean(lost.rank_metrics["overlap_ratio"]) < fmean(kept.rank_metrics["overlap_ratio"])

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_aorta.result.reading import read_result
 from tests.distributed.processes import await_true, is_alive, rank_pids
+from tests.unit.builders import run_python
 
 RECORDED = """
 import sys
@@ -43,8 +44,7 @@ AORTA_RUN = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0"]
 
 
 def aorta(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command, environ = [*AORTA_RUN, *arguments], own_leases(folder)
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    return run_python(*AORTA_RUN[1:], *arguments, cwd=folder, env=own_leases(folder))
 
 
 def test_three_lines_record_step_times_tokens_loss_and_weights(tmp_path):

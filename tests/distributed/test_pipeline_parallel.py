@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.distributed import TWO_CPU_RANKS
+
 PP = {"pipeline_parallel_degree": 2, "gradient_accumulation": 2}
 # Both worlds reduce gradients over two ranks. Only the order of the norm's sum differs, so without clipping no bit
 # differs.
@@ -112,7 +114,7 @@ def test_two_stages_a_rank_have_every_bit_of_one(workload, keys):
 
 @pytest.mark.extended
 @pytest.mark.numerics
-@pytest.mark.world(size=2, device="cpu", warm=True)
+@TWO_CPU_RANKS
 @pytest.mark.launch_timeout(180)
 def test_a_zero_bubble_rounds_otherwise_if_gradients_are_reduced_in_another_dtype(workload):
     result, reference = with_1f1b(workload, ZERO_BUBBLE)

@@ -5,7 +5,9 @@ import math
 
 import pytest
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(240)]
+from tests.distributed import TWO_CPU_RANKS
+
+pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS, pytest.mark.launch_timeout(240)]
 
 STEPS = 4
 TRAINING = {

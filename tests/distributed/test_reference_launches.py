@@ -13,7 +13,7 @@ import pytest
 
 import pytest_aorta
 from tests.distributed.processes import mentioning, own_environ
-from tests.unit.builders import git, run_python
+from tests.unit.builders import git, run_python, write
 
 OWN = """
 import time
@@ -144,11 +144,6 @@ FILES = {
 }
 
 Runner = Callable[..., str]
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 @pytest.fixture

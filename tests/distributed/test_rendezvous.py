@@ -16,6 +16,7 @@ from pytest_aorta.launch.nodes import launch_on_nodes
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import rank_pids
+from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.processes import START_S, await_true, mentioning
 from tests.unit.builders import make_script_plan
 
@@ -90,7 +91,7 @@ dist.barrier()
 @pytest.mark.parametrize(
     "marks",
     [
-        pytest.param((), marks=pytest.mark.world(size=2, device="cpu", warm=True), id="warm"),
+        pytest.param((), marks=TWO_CPU_RANKS, id="warm"),
         pytest.param((), marks=[pytest.mark.world(size=2, device="cpu", warm=False), pytest.mark.extended], id="cold"),
     ],
 )

@@ -3,9 +3,10 @@
 import pytest
 
 from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.test_costs import judged
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
+pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS]
 
 TRAINING = {"size": "debug"}
 STEPS = 5

@@ -5,11 +5,11 @@ import importlib.util
 import pytest
 
 from pytest_aorta import ComparisonFailed, WorkloadRunner
-from tests.distributed import small_llama
+from tests.distributed import ALL_GPUS, ONE_GPU, small_llama
 
 pytestmark = [
     pytest.mark.numerics,
-    pytest.mark.world(size="all", device="cuda", warm=True),
+    ALL_GPUS,
     pytest.mark.launch_timeout(240),
 ]
 
@@ -42,7 +42,7 @@ DEEPSEEK = {
 }
 
 
-@pytest.mark.world(size=1, device="cuda", warm=True)
+@ONE_GPU
 @pytest.mark.parametrize(
     "options",
     [
@@ -58,7 +58,7 @@ def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workloa
     workload.compare(traced | training, eager, steps=5, label="aot_eager")
 
 
-@pytest.mark.world(size=1, device="cuda", warm=True)
+@ONE_GPU
 @pytest.mark.parametrize(
     "options",
     [pytest.param({}, marks=pytest.mark.extended), {"activation_checkpointing": "selective"}],
@@ -72,7 +72,7 @@ def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload
         workload.compare(traced | training, eager, steps=25, label=label)
 
 
-@pytest.mark.world(size=1, device="cuda", warm=True)
+@ONE_GPU
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 @pytest.mark.parametrize(
     ("recipe", "with_output", "bucketing"),

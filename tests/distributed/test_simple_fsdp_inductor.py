@@ -2,7 +2,9 @@
 
 import pytest
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
+from tests.distributed import TWO_CPU_RANKS
+
+pytestmark = [pytest.mark.numerics, TWO_CPU_RANKS]
 
 STEPS = 25
 TRAINING = {"size": "debug", "n_layers": 1}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.processes import refused_namespaces
+from tests.unit.builders import write
 
 pytestmark = pytest.mark.extended
 
@@ -46,9 +47,7 @@ def make_project(folder: Path) -> None:
         "tests/test_overlap.py": TESTS,
     }
     for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write(folder / name, text)
 
 
 def test_batch_script_trains_under_slurm_and_a_killed_agent_is_reported(tmp_path):

@@ -10,10 +10,11 @@ from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.metrics import METRICS, measured_values
+from tests.distributed import ALL_GPUS, ONE_GPU
 from tests.distributed.test_selftest import SCRIPT
 
 pytestmark = [pytest.mark.smoke, pytest.mark.launch_timeout(120)]
-on_all = pytest.mark.world(size="all", device="cuda", warm=True)
+on_all = ALL_GPUS
 
 OF_ALL = {
     *("step_time_p50", "step_time_p10", "step_time_p99", "step_time_mean", "step_time_tail5", "peak_memory_bytes"),
@@ -85,7 +86,7 @@ for step in range(160):
 """
 
 
-@pytest.mark.world(size=1, device="cuda", warm=True)
+@ONE_GPU
 def test_unedited_script_measures_its_metrics(workload: WorkloadRunner, tmp_path):
     (script := tmp_path / "train.py").write_text(LOOP)
     assert measured(workload.run_script(str(script))) >= OF_SCRIPT

@@ -5,9 +5,9 @@ import pytest
 from pytest_aorta import WorkloadRunner
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.distributed import small_llama
+from tests.distributed import ONE_GPU, small_llama
 
-pytestmark = [pytest.mark.world(size=1, device="cuda", warm=True), pytest.mark.launch_timeout(240)]
+pytestmark = [ONE_GPU, pytest.mark.launch_timeout(240)]
 
 SCRIPT = """
 import sys

@@ -7,11 +7,12 @@ import pytest
 
 from pytest_aorta.result.facts import rank_lags_ms
 from pytest_aorta.verdict.causes import straggler
+from tests.distributed import TWO_CPU_RANKS
 
 SCRIPT = Path(__file__).parent / "scripts" / "sleeping_rank.py"
 SLEEP_MS = 400
 
-pytestmark = pytest.mark.world(size=2, device="cpu", warm=True)
+pytestmark = TWO_CPU_RANKS
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])

@@ -3,10 +3,11 @@
 import pytest
 
 from pytest_aorta import WorkloadRunner
+from tests.distributed import ONE_GPU
 
 pytestmark = [
     pytest.mark.timed,
-    pytest.mark.world(size=1, device="cuda", warm=True),
+    ONE_GPU,
     pytest.mark.launch_timeout(240),
 ]
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.fresh import ROOT, Fresh, Shell
-from tests.integration.ci_runner import Workflow, run_template
-from tests.unit.builders import git
+from tests.integration.ci_runner import Workflow, read_yaml, run_template
+from tests.unit.builders import git, write
 from tests.unit.docs.transcripts import difference
 
 DOCS = ROOT / "docs"
@@ -62,9 +61,7 @@ def follow(page: Path, shell: Shell) -> list[str]:
             assert done.returncode == 0 or is_told, f"{block.text}\n{done.stdout}{done.stderr}"
             followed.append(block.text)
         elif block.file:
-            path = shell.folder / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
+            write(shell.folder / block.file, block.text)
     return followed
 
 
@@ -179,7 +176,7 @@ def test_page_on_github_works_by_copying_and_its_job_comments(tested, tmp_path, 
 @pytest.mark.extended
 def test_page_on_gitlab_works_by_copying_and_its_job_runs(tested, tmp_path):
     variables = on_a_runner(tested, "gitlab.md", tmp_path)
-    (included,) = yaml.safe_load((tested.folder / ".gitlab-ci.yml").read_text(encoding="utf-8"))["include"]
+    (included,) = read_yaml(tested.folder / ".gitlab-ci.yml")["include"]
     done = run_template(tested.folder, variables | {"CI_JOB_URL": "https://lab.test/jobs/5"}, **included["inputs"])
     assert done.code == 0, done.text
     findings = (tested.folder / "aorta/numerics/aorta.md").read_text(encoding="utf-8")

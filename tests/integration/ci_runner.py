@@ -17,6 +17,10 @@ _NAME = r"(?:inputs|steps|github|runner|vars)\.[\w.-]+"
 _INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
 
 
+def read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
 @dataclass
 class Done:
     """The end of a job.
@@ -41,7 +45,7 @@ class Action:
 
     def __init__(self, where: Path, variables: dict[str, str], event: str) -> None:
         self.where, self.variables, self.event = where, variables, event
-        self.document = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
+        self.document = read_yaml(ACTION)
         self.values: dict[str, str] = {}
         (where / "runner").mkdir(exist_ok=True)
 
@@ -114,7 +118,7 @@ class Workflow(Action):
         self.values = {"runner.temp": str(where / "runner")} | values
 
     def run_job(self, file: str, job: str) -> Done:
-        document = yaml.safe_load((ROOT / "examples/ci" / file).read_text(encoding="utf-8"))
+        document = read_yaml(ROOT / "examples/ci" / file)
         return self.run_steps(document["jobs"][job]["steps"])
 
 

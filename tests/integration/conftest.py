@@ -21,7 +21,7 @@ import pytest_aorta.report.write
 import pytest_aorta.session.baselines
 import pytest_aorta.session.history
 import pytest_aorta.session.session  # noqa: F401
-from tests.unit.builders import git
+from tests.unit.builders import git, write
 
 TOY_YAML = """
 description: a toy
@@ -204,10 +204,10 @@ class Project:
         self.plant()
 
     def write(self, name: str, text: str) -> Path:
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
+        return write(self.path / name, text)
+
+    def read(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
 
     def gpus(self, number: int) -> None:
         """Set the number of simulated GPUs."""
@@ -227,12 +227,12 @@ class Project:
 
     def let_in(self, plugin: str) -> None:
         """Let the runs load a plugin that the ini file disables."""
-        text = (self.path / "tox.ini").read_text()
+        text = self.read("tox.ini")
         assert f" -p no:{plugin}" in text
         self.write("tox.ini", text.replace(f" -p no:{plugin}", ""))
 
     def test_file(self, source: str = TWO_TESTS) -> Path:
-        has_gpus = (self.path / "gpus.json").read_text() != "0"
+        has_gpus = self.read("gpus.json") != "0"
         return self.write("test_toy.py", source + TIMED.format(5 if has_gpus else 100))
 
     def one_test(self, body: str, marks: str = "") -> Path:
@@ -254,7 +254,7 @@ class Project:
         A process of its own takes five times as much processor time. The outcomes have to be those that are given, if
         any, and the output has to show these lines in this order.
         """
-        lets_in_reruns = "-p no:rerunfailures" not in (self.path / "tox.ini").read_text()
+        lets_in_reruns = "-p no:rerunfailures" not in self.read("tox.ini")
         if lets_in_reruns or any(re.match(r"-n\d", argument) for argument in arguments):
             return self.run_apart(*arguments, shows=shows, **outcomes)
         result = self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
@@ -273,7 +273,7 @@ class Project:
 
     def summary(self) -> dict[str, Any]:
         """Return what the page ``out/report.html`` of the last run shows: counts by outcome, and each test's entry."""
-        page = (self.path / "out/report.html").read_text(encoding="utf-8")
+        page = self.read("out/report.html")
         totals = re.findall(r"<dt>(Tests|Verdicts)</dt>(.*?)</dd>", page)
         found: dict[str, Any] = {
             name.lower(): {outcome: int(count) for count, outcome in re.findall(r'">(\d+) ([\w ]+)</span>', badges)}
@@ -316,7 +316,7 @@ class Project:
         for path, content in files.items():
             self.write(str(path), content.decode())
         if not files:
-            assert self.run("--update-baselines").ret == pytest.ExitCode.OK
+            assert self.run("--update-baselines").ret == 0
             files |= {path.relative_to(self.path): path.read_bytes() for path in self.baseline_files()}
 
 

@@ -48,7 +48,7 @@ def test_gitlab_shows_failures_at_the_same_lines_in_the_diff(project, monkeypatc
         "def test_one(workload): workload.run('toy', fault={'raises': 0, 'message': 'at src/train.py:7'})\n"
     )
     project.run("--aorta-markdown=out/aorta.md", failed=1)
-    named, test = json.loads((project.path / "out/aorta.codequality.json").read_text())
+    named, test = json.loads(project.read("out/aorta.codequality.json"))
     assert [one["location"] for one in (named, test)] == [
         {"path": "src/train.py", "lines": {"begin": 7}},
         {"path": "test_toy.py", "lines": {"begin": 1}},
@@ -57,4 +57,4 @@ def test_gitlab_shows_failures_at_the_same_lines_in_the_diff(project, monkeypatc
     assert named["fingerprint"] != test["fingerprint"]
     project.test_file("def test_one(workload): pass\n")
     project.run("--aorta-markdown=out/aorta.md", passed=1)
-    assert json.loads((project.path / "out/aorta.codequality.json").read_text()) == []
+    assert json.loads(project.read("out/aorta.codequality.json")) == []

@@ -94,7 +94,7 @@ def search(versioned, monkeypatch, capfd):
     def run(rules: dict[str, list[str]], *words: str) -> tuple[int, list[str], str]:
         versioned.write("rules.json", json.dumps(rules))
         code = main(["bisect", *words, "--result=found.json", "--", NODE])
-        return code, json.loads((versioned.path / "found.json").read_text())["changes"], "".join(capfd.readouterr())
+        return code, json.loads(versioned.read("found.json"))["changes"], "".join(capfd.readouterr())
 
     return run
 

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from markdown_it import MarkdownIt
 
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, findings
 from pytest_aorta.verdict.baseline import baseline_path, write_baseline
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.integration.ci_runner import ROOT, Done, Workflow, component, run_script
+from tests.integration.ci_runner import ROOT, Done, Workflow, component, read_yaml, run_script
 from tests.unit.builders import git, make_baseline, make_record, make_verdict
 
 COMMIT = "c0ffee00" * 5
@@ -161,7 +160,7 @@ def proposed_on_github(clone: Path, path: str) -> Done:
 
 def proposed_on_gitlab(clone: Path, path: str) -> Done:
     (clone / "recorded").rename(clone / "baselines")
-    jobs = yaml.safe_load((ROOT / "examples/ci/gitlab-ci.yml").read_text(encoding="utf-8"))
+    jobs = read_yaml(ROOT / "examples/ci/gitlab-ci.yml")
     variables = {"CI_PIPELINE_ID": "7", "CI_SERVER_HOST": "lab.test", "CI_PROJECT_PATH": "o/r", "REASON": REASON}
     variables |= {"PATH": path, "PUSH_TOKEN": "glpat-2", "GIT_CONFIG_COUNT": "1"}
     variables["GIT_CONFIG_KEY_0"] = f"url.{clone.parent / 'origin'}.insteadOf"

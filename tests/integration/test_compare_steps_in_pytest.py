@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.unit.builders import each_of
+
 STEPS = ("1", "2", "3", "4")
 HASHES = {step: step * 16 for step in STEPS}
 LOSSES = dict.fromkeys(STEPS, 0.5)
@@ -78,7 +80,7 @@ LOCATIONS = {
 }
 
 
-@pytest.mark.parametrize(("option", "more", "last", "lines"), LOCATIONS.values(), ids=LOCATIONS)
+@each_of("option, more, last, lines", LOCATIONS)
 def test_locating_launches_each_once_more_and_names_the_parameter(paired, option, more, last, lines):
     project = paired(f"workload.compare(*pair, steps=4{more})")
     project.plant(by_launch=LOCATING | {"4": last})
@@ -88,8 +90,11 @@ def test_locating_launches_each_once_more_and_names_the_parameter(paired, option
 def test_steps_that_are_not_there_fail_and_name_the_key(paired):
     project = paired("workload.compare(*pair, steps=4, metrics=['weight_hash'])")
     project.plant(weight_hashes={"4": "0" * 16}, losses=LOSSES)
-    project.run("--aorta-fail-on=none", failed=1).stdout.fnmatch_lines(
-        ["E  *Missing: weight_hash, the candidate has values for 1 of steps 1 to 4, but not for step 1; *hash_every*"]
+    project.run(
+        "--aorta-fail-on=none",
+        failed=1,
+        shows="E  *Missing: weight_hash, the candidate has values for 1 of steps 1 to 4, but not for step 1; "
+        "*hash_every*",
     )
 
 
@@ -140,12 +145,13 @@ def test_difference_from_a_side_says_how_the_sides_differ(versioned, monkeypatch
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     versioned.one_test("workload.compare(workload.run('toy'), 'env:NCCL_ALGO=Ring', metrics=['num_parameters'])")
     versioned.plant(metrics={"num_parameters": 3.0}, reference={"metrics": {"num_parameters": 2.0}})
-    versioned.run(failed=1).stdout.fnmatch_lines(
-        [
+    versioned.run(
+        failed=1,
+        shows=[
             "E  *num_parameters *",
             "E  *baseline *env:NCCL_ALGO=Ring, launched in turn with this code",
             "E  *differs *NCCL_ALGO Ring -> unset",
-        ]
+        ],
     )
 
 
@@ -160,10 +166,10 @@ def test_difference_from_a_side_says_how_the_sides_differ(versioned, monkeypatch
 )
 def test_text_that_is_no_side_is_refused(versioned, side, message):
     versioned.one_test(f"workload.compare(workload.run('toy'), {side!r})")
-    versioned.run(failed=1).stdout.fnmatch_lines([f"E  *SpecError: {message}"])
+    versioned.run(failed=1, shows=f"E  *SpecError: {message}")
 
 
 def test_script_takes_no_config_keys(project):
     project.write("train.py", "")
     project.one_test("distributed_world.again(workload.run_script('train.py'), steps=3)")
-    project.run().stdout.fnmatch_lines(["E  *SpecError: script 'train.py' has no config keys; can't change ?'steps'?"])
+    project.run(shows="E  *SpecError: script 'train.py' has no config keys; can't change ?'steps'?")

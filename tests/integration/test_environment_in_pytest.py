@@ -18,11 +18,11 @@ def cases(project) -> dict[str, dict]:
 
 def test_case_with_another_environment_has_its_own_name_and_baseline(gpu):
     gpu.test_file(RUNS_TWICE)
-    gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", "--aorta-launches=3", passed=1)
     name = "test_toy.py::test_one::toy"
     one = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     assert cases(gpu) == {name: {}, f"{name}[CUDA_DEVICE_MAX_CONNECTIONS=1]": one}
-    gpu.run().assert_outcomes(passed=1)
+    gpu.run(passed=1)
     # The baseline of another value is not used.
     gpu.test_file(RUNS_TWICE.replace('"1"', '"8"'))
     gpu.run(shows="*test-one-toy-cuda-device-max-connections-8-*", failed=1)
@@ -34,4 +34,4 @@ def test_scripts_environment_is_its_config(project):
         f"assert workload.run_script({script}, environment={{'NCCL_ALGO': 'Ring'}}).config"
         " == {'args': [], 'environment': {'NCCL_ALGO': 'Ring'}}"
     )
-    project.run().assert_outcomes(passed=1)
+    project.run(passed=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.builders import run_python
 from tests.unit.kineto_traces import keep_traces, rank_trace
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples/export"
@@ -80,7 +81,7 @@ def test_comparisons_are_runs_of_mlflow(failed, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     folder = failed(packages, "-p", "mlflow_runs")
-    read = subprocess.run([sys.executable, "-c", READ], cwd=folder, check=True, capture_output=True, text=True)
+    read = run_python("-c", READ, cwd=folder, check=True)
     assert read.stdout.split() == ["test_toy.py::test_one::toy", "13.01", "regression"]
 
 

@@ -24,7 +24,7 @@ HISTORY = ("--aorta-history=history",)
 def test_each_run_adds_a_file_with_every_launch(learned):
     for step_ms in (10.0, [13.0, 13.01, 13.02]):
         learned.plant(step_ms=step_ms)
-        learned.run(*HISTORY).stdout.fnmatch_lines(["history: *history/*.jsonl"])
+        learned.run(*HISTORY, shows="history: *history/*.jsonl")
     first, second = kept(learned)
     assert (first.outcome, second.outcome) == ("passed", "failed")
     assert [launch.facts.step_time_ms["p50"] for launch in second.comparison.launches] == [13.0, 13.01, 13.02]
@@ -40,7 +40,7 @@ def test_ini_key_is_read_and_recorded_baselines_are_kept_with_their_revision(gpu
     gpu.ini("aorta_history = history")
     gpu.plant(step_ms=[10.0, 10.01, 9.99])
     for arguments in ([], ["--aorta-record=replace"]):
-        gpu.run("--update-baselines", "--aorta-launches=3", *arguments).assert_outcomes(passed=1)
+        gpu.run("--update-baselines", "--aorta-launches=3", *arguments, passed=1)
     kinds = [(entry.revision, len(entry.comparison.launches), entry.comparison.rows) for entry in kept(gpu)]
     assert kinds == [(1, 3, ()), (2, 3, ())]
 
@@ -63,12 +63,12 @@ def test_comparisons_of_variants_in_one_test_have_a_case_and_verdicts_each(gpu):
         "        variant = {'workload': 'toy', 'step_ms': step_ms}\n"
         "        workload.compare(variant, variant, label='B' if step_ms == 20 else 'A')\n"
     )
-    gpu.run("--junitxml=junit.xml", *HISTORY).assert_outcomes(passed=1)
+    gpu.run("--junitxml=junit.xml", *HISTORY, passed=1)
     compared = [entry.comparison for entry in kept(gpu)]
     times = {one.case: [row.value for row in one.rows if row.metric == "step_time_p50"] for one in compared}
     name = "test_toy.py::test_one"
     assert times == {f"{name}::A": [10.0], f"{name}::A 2": [30.0], f"{name}::B": [20.0]}
-    assert (gpu.path / "junit.xml").read_text().count('"aorta.A.step_time_p50.baseline"') == 1
+    assert gpu.read("junit.xml").count('"aorta.A.step_time_p50.baseline"') == 1
 
 
 def test_runs_at_once_leave_a_file_each(project):

@@ -15,11 +15,11 @@ EXAMPLE = re.search(r"### Hooks\n.*?```python\n(.*?)```", REFERENCE, re.DOTALL)[
 @pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
 def test_hooks_receive_each_launch_and_each_comparison_once(recorded, workers):
     recorded.write("conftest.py", FAKE_LAUNCHER + EXAMPLE)
-    recorded.run(*workers).assert_outcomes(passed=2)
-    launches = (recorded.path / "launches.txt").read_text().splitlines()
+    recorded.run(*workers, passed=2)
+    launches = recorded.read("launches.txt").splitlines()
     assert len(launches) == len(set(launches)) == 2
     assert all(line.startswith("toy on cpu-x2-gloo: /") for line in launches)
-    comparisons = [json.loads(line) for line in (recorded.path / "verdicts.jsonl").read_text().splitlines()]
+    comparisons = [json.loads(line) for line in recorded.read("verdicts.jsonl").splitlines()]
     assert [one["case"] for one in comparisons] == ["test_toy.py::test_speed::toy", "test_toy.py::test_weights::toy"]
     assert {one["verdicts"]["weight_hash"] for one in comparisons} == {"pass"}
 
@@ -44,4 +44,4 @@ def test_error_in_a_hook_of_comparisons_fails_the_run_and_loses_nothing(project)
     assert (project.path / "out/report.html").is_file()
     assert (project.path / "out.md").is_file()
     project.write("conftest.py", FAKE_LAUNCHER)
-    assert project.run(passed=2).ret == pytest.ExitCode.OK
+    assert project.run(passed=2).ret == 0

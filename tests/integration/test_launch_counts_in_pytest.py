@@ -4,6 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.unit.builders import each_of
+
 # Slowdowns by launch: after three launches, no further launch could decide.
 RESTLESS = [1.07, 1, 1.2, 0.9, 1.02]
 
@@ -19,7 +21,7 @@ def restless(learned):
 
 
 def assert_inconclusive(result: pytest.RunResult) -> None:
-    assert result.ret == pytest.ExitCode.OK
+    assert result.ret == 0
     assert result.parseoutcomes() == {"inconclusive": 1}
 
 
@@ -92,7 +94,7 @@ def test_xdist_carries_inconclusive(restless):
 
 
 def test_inconclusive_test_neither_stops_a_run_nor_is_a_last_failure(restless):
-    source = (restless.path / "test_toy.py").read_text()
+    source = restless.read("test_toy.py")
     restless.write("test_toy.py", source + "\ndef test_two(): assert False\n")
     first = restless.pytester.runpytest_inprocess("-x")
     assert first.parseoutcomes() == {"inconclusive": 1, "failed": 1}
@@ -104,7 +106,7 @@ def test_inconclusive_test_neither_stops_a_run_nor_is_a_last_failure(restless):
 def test_regression_reports_everything_that_is_known(gpu):
     stable = {"waits": {"0": 2.0, "1": 2.0}}
     gpu.plant(**stable)
-    gpu.run("--update-baselines").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", passed=1)
     gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0})
     shows = [
         "E  *rank 1 is late: others wait 2 ms/step longer for it than in the baseline",
@@ -129,7 +131,7 @@ def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
 
 def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     learned.plant(slowdown=0.8)
-    learned.run().assert_outcomes(passed=1)
+    learned.run(passed=1)
     shows = [
         "E  *Improved: step_time_p50 -20.0% (10 -> 8 ms, limit 5%)",
         "E  *accept    pytest *::test_one * --update-baselines --aorta-record=replace  # replaces the baseline",
@@ -159,7 +161,7 @@ FURTHER_FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("fault", "options", "lines"), FURTHER_FAILURES.values(), ids=FURTHER_FAILURES)
+@each_of("fault, options, lines", FURTHER_FAILURES)
 def test_further_launch_that_fails_fails_the_test_with_its_evidence(versioned_gpu, fault, options, lines):
     versioned_gpu.plant(slowdown=1.2, **fault)
     versioned_gpu.run(
@@ -187,8 +189,12 @@ def test_comparison_launches_both_in_alternating_order_until_there_is_a_verdict(
 
 def test_comparison_that_decides_nothing_says_what_to_do(gpu):
     gpu.one_test(COMPARE.format(10.7))
-    result = gpu.run("--aorta-max-launches=2", "--aorta-fail-on=inconclusive", failed=1)
-    result.stdout.fnmatch_lines(["E  *confirm   pytest *::test_one * --aorta-max-launches=12"])
+    result = gpu.run(
+        "--aorta-max-launches=2",
+        "--aorta-fail-on=inconclusive",
+        failed=1,
+        shows="E  *confirm   pytest *::test_one * --aorta-max-launches=12",
+    )
     assert "--aorta-ab=HEAD" not in text_of(result)
 
 
@@ -209,7 +215,7 @@ UNDECIDED = {
 }
 
 
-@pytest.mark.parametrize(("slowdown", "planned", "lines", "outcome"), UNDECIDED.values(), ids=UNDECIDED)
+@each_of("slowdown, planned, lines, outcome", UNDECIDED)
 def test_reference_version_is_launched_where_the_baseline_does_not_decide(
     versioned_gpu, slowdown, planned, lines, outcome
 ):
@@ -253,7 +259,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize(("plant", "line"), LOST.values(), ids=LOST)
+@each_of("plant, line", LOST)
 def test_what_the_code_lost_since_the_reference_fails_a_comparison_by_the_test(versioned_gpu, plant, line):
     versioned_gpu.one_test("a = workload.run('toy'); workload.compare(a, distributed_world.again(a, reference=True))")
     versioned_gpu.plant(**plant)

@@ -7,6 +7,7 @@ import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import STEADY
+from tests.unit.builders import each_of
 
 
 def stored(project) -> dict:
@@ -64,18 +65,21 @@ def test_comparisons_with_one_label_are_numbered_and_have_baselines_of_their_own
 
 def test_one_launch_is_recorded_where_nothing_has_noise(project):
     project.write("test_toy.py", "def test_one(workload): workload.check(workload.run('toy'))")
-    project.run("--update-baselines").stdout.fnmatch_lines(["aorta: 1 test OK, 1 baseline measured, 2 launches*"])
+    project.run("--update-baselines", shows="aorta: 1 test OK, 1 baseline measured, 2 launches*")
     assert center_flags(project) == [(1, True)]
 
 
 def test_further_launches_are_added_and_the_center_stays(gpu):
     for _ in range(2):
-        gpu.run("--update-baselines").assert_outcomes(passed=1)
+        gpu.run("--update-baselines", passed=1)
     (file,), document = gpu.baseline_files(), stored(gpu)
     del document["config"]["steps"]  # a key that is newer than the baseline had its default
     file.write_text(json.dumps(document))
-    result = gpu.run("--update-baselines", "--aorta-launches=2")
-    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (baseline 1: 3 launches, 8 in the file)"])
+    result = gpu.run(
+        "--update-baselines",
+        "--aorta-launches=2",
+        shows="updated toy-gpu-x2-nccl: * (baseline 1: 3 launches, 8 in the file)",
+    )
     result.stdout.no_fnmatch_line("  step_time_p50: 10 ms*")  # only what changes has a line
     assert center_flags(gpu) == [(1, True)] * 3 + [(1, False)] * 5
 
@@ -90,7 +94,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize(("plant", "line"), DIFFERENT.values(), ids=DIFFERENT)
+@each_of("plant, line", DIFFERENT)
 def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line):
     before = stored(learned)
     learned.plant(**plant)
@@ -111,24 +115,24 @@ def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_varia
     ]
     learned.run("--update-baselines", "--aorta-record=replace", shows=shows, passed=1)
     assert center_flags(learned) == [(1, False)] * 3 + [(2, True)] * 3
-    learned.run().assert_outcomes(passed=1)
+    learned.run(passed=1)
 
 
 def test_another_config_is_a_new_revision_unasked(learned):
     learned.one_test("workload.check(workload.run('toy', steps=5))")
-    learned.run("--update-baselines").assert_outcomes(passed=1)
+    learned.run("--update-baselines", passed=1)
     assert center_flags(learned)[-1] == (2, True)
     assert stored(learned)["config"]["steps"] == 5
 
 
 def test_baseline_of_another_workload_is_missing_and_recording_starts_a_new_revision(gpu):
-    gpu.write("workloads/toy2/default.yaml", (gpu.path / "workloads/toy/default.yaml").read_text())
+    gpu.write("workloads/toy2/default.yaml", gpu.read("workloads/toy/default.yaml"))
     gpu.plant(step_ms=[10.0, 10.01, 9.99])
     for name in ("toy", "toy2"):
         gpu.one_test(f"workload.check(workload.run({name!r}), label='speed')")
         if name == "toy2":
             gpu.run(shows="E *the baseline was recorded with the workload 'toy', the test has 'toy2'*", failed=1)
-        gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
+        gpu.run("--update-baselines", "--aorta-launches=3", passed=1)
     [file] = gpu.baseline_files()
     stored = read_baseline_file(file)
     assert (stored.workload, stored.revision, len(stored.center_launches)) == ("toy2", 2, 3)
@@ -144,7 +148,7 @@ TOO_NOISY = {
 }
 
 
-@pytest.mark.parametrize(("plant", "line", "is_enough"), TOO_NOISY.values(), ids=TOO_NOISY)
+@each_of("plant, line, is_enough", TOO_NOISY)
 def test_marked_metric_that_launches_can_not_hold_fails_the_recording(gpu, plant, line, is_enough):
     gpu.plant(**plant)
     shows = [
@@ -156,7 +160,7 @@ def test_marked_metric_that_launches_can_not_hold_fails_the_recording(gpu, plant
     assert gpu.baseline_files() == []
     offered = re.search(r"set a tolerance of ([\d.]+%), or compare", result.stdout.str()) if is_enough else None
     # The next comparison of the unchanged code passes, by either way out.
-    source = (gpu.path / "test_toy.py").read_text()
+    source = gpu.read("test_toy.py")
     marker = 'pytestmark = pytest.mark.tolerance(step_time_p50="5%")'
     assert marker in source
     if offered is not None:
@@ -168,7 +172,7 @@ def test_marked_metric_that_launches_can_not_hold_fails_the_recording(gpu, plant
 
 
 def test_marker_that_names_what_the_baseline_left_out_fails_the_recording(gpu):
-    marked = (gpu.path / "test_toy.py").read_text()
+    marked = gpu.read("test_toy.py")
     gpu.write("test_toy.py", marked.replace('pytestmark = pytest.mark.tolerance(step_time_p50="5%")', ""))
     gpu.plant(slowdown=NOISY)
     gpu.run("--update-baselines", passed=1)
@@ -181,7 +185,7 @@ def test_marker_that_names_what_the_baseline_left_out_fails_the_recording(gpu):
 
 def test_metric_that_is_too_noisy_is_left_out_by_name(versioned_gpu):
     project = versioned_gpu
-    marked = (project.path / "test_toy.py").read_text()
+    marked = project.read("test_toy.py")
     project.write("test_toy.py", marked.replace('pytestmark = pytest.mark.tolerance(step_time_p50="5%")', ""))
     project.plant(slowdown=NOISY)
     shows = ["  step_time_p50: left out: standard deviation of launches is *; compare it with --aorta-ab=REF"]
@@ -192,7 +196,7 @@ def test_metric_that_is_too_noisy_is_left_out_by_name(versioned_gpu):
     project.write("test_toy.py", marked)
     shows = ["E  *Not applicable: step_time_p50, *", "E  *confirm   pytest *::test_one --aorta-ab=HEAD"]
     project.run(shows=shows, failed=1)
-    project.run("--aorta-ab=HEAD", passed=1).stdout.fnmatch_lines(["aorta: 1 test OK, * metrics unchanged*"])
+    project.run("--aorta-ab=HEAD", passed=1, shows="aorta: 1 test OK, * metrics unchanged*")
     project.plant(weight_hash="f" * 16)
     project.run(shows=["E  *Regression: weight_hash *", "E  *Not applicable: step_time_p50, *"], failed=1)
 
@@ -203,7 +207,7 @@ NO_BASELINE = {
 }
 
 
-@pytest.mark.parametrize(("plant", "line"), NO_BASELINE.values(), ids=NO_BASELINE)
+@each_of("plant, line", NO_BASELINE)
 def test_launches_that_make_no_baseline_fail_the_test(gpu, plant, line):
     gpu.plant(**plant)
     gpu.run("--update-baselines", shows=f"E  *{line}", failed=1)
@@ -236,8 +240,11 @@ def test_interrupted_recording_writes_nothing(gpu):
 )
 def test_test_that_is_not_recorded_is_reported_with_its_outcome(gpu, end, marks, reason):
     gpu.one_test(f"workload.check(workload.run('toy')); {end}", marks)
-    result = gpu.run("--update-baselines", "--aorta-launches=2")
-    result.stdout.fnmatch_lines([f"not recorded, because the test {reason}: test_toy.py::test_one::toy"])
+    gpu.run(
+        "--update-baselines",
+        "--aorta-launches=2",
+        shows=f"not recorded, because the test {reason}: test_toy.py::test_one::toy",
+    )
     assert gpu.baseline_files() == []
 
 

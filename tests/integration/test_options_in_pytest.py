@@ -76,7 +76,7 @@ def test_ini_keys_take_native_values_and_texts(project, name, head, quote, lists
     lines = [f"{key} = {quote}{value}{quote}" for key, value in KEYS.items()]
     project.write(name, "\n".join([head, *lines, lists]) + "\n")
     project.write("test_plain.py", TYPED)
-    project.run("-c", name, "-p", "no:hypothesispytest").assert_outcomes(passed=1)
+    project.run("-c", name, "-p", "no:hypothesispytest", passed=1)
 
 
 def test_help_lists_each_option_once(project):
@@ -89,8 +89,8 @@ def test_help_lists_each_option_once(project):
 def test_command_line_wins_over_ini(project):
     project.test_file()
     project.ini("aorta_fail_on = none", "aorta_gpus = 8")
-    project.run("--aorta-gpus=0").assert_outcomes(passed=2)
-    project.run("--aorta-gpus=0", "--aorta-fail-on=missing").assert_outcomes(failed=2)
+    project.run("--aorta-gpus=0", passed=2)
+    project.run("--aorta-gpus=0", "--aorta-fail-on=missing", failed=2)
     assert project.baseline_files() == []
 
 
@@ -101,7 +101,7 @@ def test_wrong_marker_fails_its_own_test_in_setup_and_no_other(project):
         "    @pytest.mark.world(sizes=2)\n    def test_worse(self, workload): pass\n"
         "def test_good(workload): pass\n"
     )
-    project.run("-k", "good").assert_outcomes(passed=1, deselected=2)
+    project.run("-k", "good", passed=1, deselected=2)
     assert project.run("--collect-only").ret == 0
     shows = [
         "E *SpecError: marker world: size=-1, allowed is an integer from 1 to 65536 or 'all'",
@@ -117,8 +117,9 @@ def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch
         "@pytest.mark.numerics('fp8')\ndef test_other(): pass\n"
         "@pytest.mark.world(4, backend='gloo')\ndef test_by_name(request): request.getfixturevalue('workload')\n"
     )
-    result = project.run(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E *SpecError: marker world(*): got an unexpected keyword argument 'backend', *"])
+    project.run(
+        passed=1, failed=1, shows="E *SpecError: marker world(*): got an unexpected keyword argument 'backend', *"
+    )
 
 
 GPU_TEST = "@pytest.mark.world(size=4, device='cuda')"

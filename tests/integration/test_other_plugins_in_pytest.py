@@ -26,7 +26,7 @@ COUNT = 4
 def many(project):
     """The project with four tests and their baselines."""
     project.test_file(MANY_TESTS)
-    project.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=COUNT)
+    project.run("--update-baselines", "--aorta-launches=2", passed=COUNT)
     return project
 
 
@@ -46,7 +46,7 @@ def test_shuffled_tests_keep_their_verdicts(many):
     many.let_in("randomly")
     orders, found = [], []
     for seed in (1, 2):
-        many.run(*SUMMARY, f"--randomly-seed={seed}").assert_outcomes(passed=COUNT)
+        many.run(*SUMMARY, f"--randomly-seed={seed}", passed=COUNT)
         orders.append([case["test"] for case in cases(many)])
         found.append(verdicts(many))
     assert len({tuple(order) for order in orders}) > 1
@@ -57,7 +57,7 @@ def test_shuffled_tests_keep_their_verdicts(many):
 def test_seed_does_not_change_the_order_of_an_ab(versioned_gpu):
     versioned_gpu.let_in("randomly")
     versioned_gpu.plant(candidate={"slowdown": 1.2})
-    versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept", "--randomly-seed=9").assert_outcomes(failed=1)
+    versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept", "--randomly-seed=9", failed=1)
     assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
 
 
@@ -77,7 +77,7 @@ def test_time_limit_of_pytest_timeout_names_the_launch(project):
     ]
     project.run("--aorta-results=kept", *SUMMARY, shows=shows, failed=1, passed=1)
     [slow] = project.path.glob("kept/test-toy-py-test-slow-*/01-toy-*")
-    page = (project.path / "out/report.html").read_text()
+    page = project.read("out/report.html")
     assert f"see {slow}" in page
     assert "1 failed launch" in page
 
@@ -86,10 +86,11 @@ def test_time_limit_of_pytest_timeout_ends_the_wait_for_devices(project):
     folder = project.path / "leases"
     project.write("test_toy.py", "def test_one(workload): workload.run('toy')\n")
     with lease(("cpu-0",), 1, exclusive=True, wait_s=60, folder=folder, owner="another session"):
-        result = project.run("--timeout=2", "--timeout-method=signal", failed=1)
-        result.stdout.fnmatch_lines(["E *Failed: Timeout (>2.0s) from pytest-timeout."])
+        project.run(
+            "--timeout=2", "--timeout-method=signal", failed=1, shows="E *Failed: Timeout (>2.0s) from pytest-timeout."
+        )
         assert [holder.owner.partition(" (pid")[0] for holder in holders(folder)] == ["another session"]
-    project.run("--timeout=60").assert_outcomes(passed=1)
+    project.run("--timeout=60", passed=1)
 
 
 # --- pytest-rerunfailures ---------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ NIGHTLY = [pytest.param(mode, marks=pytest.mark.extended) for mode in ("loadscop
 
 @pytest.mark.parametrize("mode", ["loadgroup", *NIGHTLY])
 def test_each_mode_of_distribution_finds_the_same_baselines(many, mode):
-    text = (many.path / "test_toy.py").read_text()
+    text = many.read("test_toy.py")
     many.write("test_toy.py", text.replace("def test_one", "@pytest.mark.xdist_group('gpu')\ndef test_one"))
     result = many.run_apart("-n2", f"--dist={mode}", *SUMMARY, passed=COUNT)
     assert {case["test"].partition("[")[0] for case in cases(many)} == {"test_toy.py::test_one"}
@@ -162,19 +163,22 @@ TRACED = {"facts": {"python_tracer": "coverage.CTracer"}}
 
 def test_times_of_traced_ranks_are_not_applicable_and_hashes_are_compared(many):
     many.plant(**TRACED, step_ms=30.0)
-    many.run(*SUMMARY).assert_outcomes(passed=COUNT)
+    many.run(*SUMMARY, passed=COUNT)
     assert {(metric, outcome) for _, metric, outcome in verdicts(many)} == {
         ("step_time_p50", "not applicable"),
         ("weight_hash", "pass"),
     }
-    many.run("--aorta-fail-on=not-applicable").assert_outcomes(failed=COUNT)
+    many.run("--aorta-fail-on=not-applicable", failed=COUNT)
 
 
 def test_traced_ranks_are_not_recorded(project):
     project.one_test("workload.check(workload.run('toy'))")
     project.plant(**TRACED)
-    project.run("--update-baselines", "--aorta-results=kept", failed=1).stdout.fnmatch_lines(
-        ["E *BaselineError: test_toy.py::test_one::toy: not recorded: ranks ran under coverage.CTracer, which slows *"]
+    project.run(
+        "--update-baselines",
+        "--aorta-results=kept",
+        failed=1,
+        shows="E *BaselineError: *::test_one::toy: not recorded: ranks ran under coverage.CTracer, which slows *",
     )
     # Without the tracer, nine more launches would be recorded.
     assert len(list(project.path.glob("kept/*/*"))) == 1
@@ -221,8 +225,8 @@ def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(decl
     assert result.ret == 0
     assert result.outlines[:-2] == node_ids()
     assert result.errlines == []
-    assert json.loads((declared.path / "found.json").read_text()) == node_ids()
-    imported = json.loads((declared.path / "imported.json").read_text())
+    assert json.loads(declared.read("found.json")) == node_ids()
+    imported = json.loads(declared.read("imported.json"))
     assert {"torch", "numpy", "scipy", "jsonschema"} & set(imported) == set()
     assert_nothing_was_launched(declared)
 
@@ -242,7 +246,7 @@ def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared):
 
 def test_option_that_runs_no_test_keeps_the_reports_of_the_last_run(many):
     many.ini("aorta_report = out/report.html", "aorta_markdown = out/report.md")
-    many.run().assert_outcomes(passed=COUNT)
+    many.run(passed=COUNT)
     files = [many.path / "out" / name for name in ("report.html", "report.md")]
     before = [path.read_bytes() for path in files]
     many.write("test_toy.py", "def test_other(workload): workload.run('toy')\n")

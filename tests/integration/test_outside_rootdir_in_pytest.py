@@ -40,7 +40,7 @@ def test_tests_of_one_name_in_two_files_have_baselines_of_their_own(outside, tmp
 def test_baseline_is_found_however_the_test_is_named_on_the_command_line(outside, tmp_path, given):
     run(outside, tmp_path, "--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
     result = run(outside, tmp_path / given)
-    assert result.ret == pytest.ExitCode.OK
+    assert result.ret == 0
     result.stdout.fnmatch_lines(["aorta: * unchanged*"])
     result.stdout.no_fnmatch_line("*delete the file*")
 
@@ -51,7 +51,7 @@ def test_commands_of_a_failure_name_the_test_as_seen_from_the_starting_folder(ou
     result = run(outside, "test_a.py", "--aorta-markdown=found.md")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E *accept    pytest test_a.py::test_one * --update-baselines"])
-    assert "pytest test_a.py::test_one -c " in (outside.path / "found.md").read_text()
+    assert "pytest test_a.py::test_one -c " in outside.read("found.md")
 
 
 def test_checkout_that_is_named_through_a_link_has_the_same_baselines(outside, tmp_path):

@@ -33,13 +33,13 @@ def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learn
 def test_times_of_throttled_launches_are_left_out_unless_forced(nvml, gpu):
     nvml.hot = ("GPU-0",)
     gpu.run("--update-baselines", failed=1, shows="E *  step_time_p50: launch 1: GPU 0 throttled *")
-    gpu.run("--update-baselines", "--aorta-record=replace,noisy:hot summer").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", "--aorta-record=replace,noisy:hot summer", passed=1)
     assert json.loads(gpu.baseline_files()[0].read_text())["left_out"] == {}
 
 
 def test_gpus_without_a_driver_to_ask_pass_and_the_result_says_why(nvml, learned):
     nvml.error = nvml.NVMLError("Driver Not Loaded")
-    learned.run("--aorta-results=kept").assert_outcomes(passed=1)
+    learned.run("--aorta-results=kept", passed=1)
     kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
     assert "Driver Not Loaded" in kept["problem"]
 
@@ -73,11 +73,10 @@ def test_launch_that_takes_long_is_said_and_not_captured(slow, workers):
     result = slow.run_apart("-rP", f"--junitxml={slow.path}/junit.xml", *workers, passed=1)
     assert re.search(r"^aorta: toy: 0 of 2 ranks started, \d+ s$", result.stderr.str(), re.MULTILINE)
     assert "said by the test" in result.stdout.str()
-    assert "ranks started" not in result.stdout.str() + (slow.path / "junit.xml").read_text()
+    assert "ranks started" not in result.stdout.str() + slow.read("junit.xml")
 
 
 def test_gpu_of_another_kind_than_that_of_the_baseline_is_refused(learned):
     conftest = learned.path / "conftest.py"
     conftest.write_text(conftest.read_text().replace('"Toy GPU"', '"Other GPU"'))
-    result = learned.run(failed=1)
-    result.stdout.fnmatch_lines(["E *Missing: no baseline", "E * measured  toy on other-gpu-x2-nccl, *"])
+    learned.run(failed=1, shows=["E *Missing: no baseline", "E * measured  toy on other-gpu-x2-nccl, *"])

@@ -9,7 +9,7 @@ from pytest_aorta.session.history import read_history
 
 def in_page(project) -> dict:
     """Return the data of the page's script."""
-    text = (project.path / "out/report.html").read_text(encoding="utf-8")
+    text = project.read("out/report.html")
     return json.loads(text.split('id="data">')[1].split("</script>")[0])
 
 
@@ -19,13 +19,13 @@ def test_report_shows_the_verdicts_of_a_session_beside_its_baseline(learned):
     plots = in_page(learned)["plots"]["0-0"]
     assert [launch["side"] for launch in plots["launches"]] == ["candidate"] * 3
     assert [band["name"] for band in plots["bands"]] == ["stored baseline\xa01"]
-    assert "Regression: step_time_p50 " in (learned.path / "out/report.html").read_text()
+    assert "Regression: step_time_p50 " in learned.read("out/report.html")
     assert learned.summary()["entries"][0]["verdicts"]["step_time_p50"] == "regression"
 
 
 def test_report_of_baselines_that_are_recorded_holds_them_against_nothing(gpu):
     gpu.plant(step_ms=[10.0, 10.01, 9.99])
-    gpu.run("--update-baselines", "--aorta-launches=3", "--aorta-report=out/report.html").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", "--aorta-launches=3", "--aorta-report=out/report.html", passed=1)
     plots = in_page(gpu)["plots"]["0-0"]
     assert (len(plots["launches"]), plots["bands"]) == (3, [])
 
@@ -43,7 +43,7 @@ def test_reference_version_that_settles_a_verdict_is_the_other_side(versioned):
     versioned.gpus(2)
     versioned.one_test("workload.check(workload.run('toy'))")
     versioned.plant(step_ms=[10.0, 10.02, 9.98, 10.01])
-    versioned.run("--update-baselines", "--aorta-launches=4").assert_outcomes(passed=1)
+    versioned.run("--update-baselines", "--aorta-launches=4", passed=1)
     versioned.plant(step_ms=[10.6])
     versioned.run("--aorta-ab=HEAD", "--aorta-report=out/report.html")
     plots = in_page(versioned)["plots"]["0-0"]
@@ -55,8 +55,8 @@ def test_reference_version_that_settles_a_verdict_is_the_other_side(versioned):
 def test_rank_that_failed_is_the_evidence(project):
     project.test_file()
     project.plant(raises=1)
-    project.run("--aorta-report=out/report.html").assert_outcomes(failed=2)
-    text = (project.path / "out/report.html").read_text()
+    project.run("--aorta-report=out/report.html", failed=2)
+    text = project.read("out/report.html")
     assert "rank 1 failed first: ValueError: boom" in text
     assert "train.py:7" in text
     assert text.count("1 failed launch") == 2
@@ -64,8 +64,8 @@ def test_rank_that_failed_is_the_evidence(project):
 
 def test_failure_of_the_test_itself_is_reported_with_its_location(project):
     project.one_test("workload.run('toy'); assert 1 == 2")
-    project.run("--aorta-report=out/report.html").assert_outcomes(failed=1)
-    text = (project.path / "out/report.html").read_text()
+    project.run("--aorta-report=out/report.html", failed=1)
+    text = project.read("out/report.html")
     assert "test_toy.py:5: AssertionError" in text
 
 
@@ -74,9 +74,12 @@ def test_broken_result_is_a_warning_in_terminal_and_page(learned):
         "workload.check(workload.run('toy'));"
         "import pathlib; [p.write_text('{') for p in pathlib.Path('kept').rglob('01-toy*/result.json')]"
     )
-    result = learned.run("--aorta-results=kept", "--aorta-report=out/report.html")
-    result.stdout.fnmatch_lines(["WARNING: result left out of the report: *result.json: not valid JSON*"])
-    assert "not valid JSON" in (learned.path / "out/report.html").read_text()
+    learned.run(
+        "--aorta-results=kept",
+        "--aorta-report=out/report.html",
+        shows="WARNING: result left out of the report: *result.json: not valid JSON*",
+    )
+    assert "not valid JSON" in learned.read("out/report.html")
 
 
 @pytest.mark.parametrize(
@@ -108,10 +111,10 @@ def test_workers_of_xdist_leave_one_report_and_one_file_of_the_history(project, 
     project.write("test_c.py", "def test_c(workload): workload.run('toy')\n")
     reports = ("--aorta-report=out/report.html", "--aorta-history=history", f"--junitxml={project.path}/junit.xml")
     result = project.run_apart("-n2", "--dist=loadfile", *reports, passed=1, failed=2)
-    text = (project.path / "out/report.html").read_text()
+    text = project.read("out/report.html")
     assert text.count('class="test-entry"') == 3
     assert "WARNING" not in result.stdout.str()
-    assert (project.path / "step.md").read_text().count("## ") == 1
+    assert project.read("step.md").count("## ") == 1
     assert len(in_page(project)["plots"]) == 2
     cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
     names = {node.get("name") for case in cases for node in case.iter("property")}

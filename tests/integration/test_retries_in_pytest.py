@@ -8,6 +8,7 @@ import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+from tests.unit.builders import each_of
 
 ATTEMPT = "aorta.attempt"
 REPORTS = ("--aorta-report=out/report.html", "--junitxml=junit.xml")
@@ -29,11 +30,11 @@ def retried(reported):
 
 
 def page(project) -> str:
-    return (project.path / "out/report.html").read_text()
+    return project.read("out/report.html")
 
 
 def step_summary(project) -> str:
-    return (project.path / "step.md").read_text()
+    return project.read("step.md")
 
 
 def attempts(project, name: str) -> list[str]:
@@ -99,7 +100,7 @@ FIXTURES = {
 }
 
 
-@pytest.mark.parametrize(("fixture", "passed"), FIXTURES.values(), ids=FIXTURES)
+@each_of("fixture, passed", FIXTURES)
 def test_attempt_that_fails_beside_its_call_is_superseded(retried, fixture, passed):
     retried.write(
         "test_toy.py",
@@ -227,8 +228,13 @@ def test_tests_that_failed_before_a_launch_are_counted(reported):
 
 def test_devices_that_had_to_be_there_are_a_failure_before_a_launch(reported):
     reported.write("test_toy.py", FAILING)
-    result = reported.run("--aorta-without-gpus=fail", "-k", "test_devices", errors=1)
-    result.stdout.fnmatch_lines(["aorta: no test launched, 1 test failed before a launch"])
+    reported.run(
+        "--aorta-without-gpus=fail",
+        "-k",
+        "test_devices",
+        errors=1,
+        shows="aorta: no test launched, 1 test failed before a launch",
+    )
     assert reported.summary()["tests"] == {"error": 1}
 
 

@@ -62,6 +62,7 @@ def test_every_fault_is_found_slips_or_is_not_covered(gpu, monkeypatch, capsys):
     }
     assert "11 faults planted in 1 test: 3 found, 2 not found, 6 not covered" in printed
     assert "recording one for this command alone" in printed
+    assert "1 of 11: slow rank: yes\n" in printed
     assert gpu.baseline_files() == []
 
 

@@ -30,9 +30,9 @@ def test_stages(workload):
 
 
 def test_a_machine_without_gpus_skips_and_under_the_option_simulates(project):
-    project.path.joinpath("test_toy.py").write_text(EIGHT)
+    project.write("test_toy.py", EIGHT)
     project.plant(metrics={"num_parameters": 7})
-    project.run().assert_outcomes(skipped=3)
+    project.run(skipped=3)
     project.run("--aorta-without-gpus=simulate", "--update-baselines", passed=2, skipped=1)
     assert [file.parent.name for file in project.baseline_files()] == ["simulated-x8"] * 2
     result = project.run("--aorta-without-gpus=simulate", "-rs", passed=2, skipped=1)
@@ -44,25 +44,25 @@ def test_a_machine_without_gpus_skips_and_under_the_option_simulates(project):
 
 
 def test_costs_alone_are_compared_and_a_change_fails(project):
-    project.path.joinpath("test_toy.py").write_text(STAGES)
+    project.write("test_toy.py", STAGES)
     project.plant(metrics={"num_parameters": 7})
-    project.run("--update-baselines").assert_outcomes(passed=1)
+    project.run("--update-baselines", passed=1)
     # Times and weights mean nothing: neither is compared, whatever they are.
     project.plant(metrics={"num_parameters": 7}, slowdown=5, weight_hash="f" * 16)
-    project.run("-v").assert_outcomes(passed=1)
+    project.run("-v", passed=1)
     project.plant(metrics={"num_parameters": 8})
     assert "num_parameters" in project.run(failed=1).stdout.str()
 
 
 def test_a_launch_without_any_cost_fails_since_nothing_is_compared(project):
-    project.path.joinpath("test_toy.py").write_text(STAGES)
+    project.write("test_toy.py", STAGES)
     assert "no cost was counted" in project.run(failed=1).stdout.str()
 
 
 def test_only_the_ranks_that_are_asked_for_are_started(project):
-    project.path.joinpath("test_toy.py").write_text(STAGES)
+    project.write("test_toy.py", STAGES)
     project.plant(metrics={"num_parameters": 7})
-    project.run("--aorta-results=kept", "--update-baselines").assert_outcomes(passed=1)
+    project.run("--aorta-results=kept", "--update-baselines", passed=1)
     kept = json.loads(next((project.path / "kept").rglob("01-*/result.json")).read_text())
     assert (kept["world_size"], kept["simulated"], len(kept["ranks"])) == (1024, [0, 512], 2)
     assert (kept["backend"], kept["platform"]) == ("fake", "simulated-x1024")
@@ -82,5 +82,5 @@ def test_only_the_ranks_that_are_asked_for_are_started(project):
     ],
 )
 def test_a_marker_that_can_not_be_simulated_says_what_is_allowed(project, given, shows):
-    project.path.joinpath("test_toy.py").write_text(STAGES.replace("size=1024, simulated=(0, 512)", given))
+    project.write("test_toy.py", STAGES.replace("size=1024, simulated=(0, 512)", given))
     assert shows in project.run(errors=1).stdout.str()

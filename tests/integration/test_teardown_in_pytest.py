@@ -43,12 +43,12 @@ def test_comparison_in_the_teardown_of_a_fixture_is_recorded_and_counted(reporte
     assert len(read_baseline_file(file).launches) == 2
     reported.run(*workers, shows="aorta: 1 test OK, 2 metrics unchanged*")
     assert (reported.summary()["tests"], reported.summary()["verdicts"]) == ({"passed": 1}, {"pass": 2})
-    assert 'name="aorta.weight_hash.verdict" value="pass"' in (reported.path / "junit.xml").read_text()
+    assert 'name="aorta.weight_hash.verdict" value="pass"' in reported.read("junit.xml")
 
 
 def test_regression_in_the_teardown_of_a_fixture_fails_the_test_once(reported):
     reported.test_file(CHECKS_IN_TEARDOWN)
-    assert reported.run(*UPDATE).ret == pytest.ExitCode.OK
+    assert reported.run(*UPDATE).ret == 0
     reported.plant(weight_hash="1" * 16)
     reported.run(shows="aorta: 1 of 1 test failed, 1 regression, 1 metric unchanged*", passed=1, errors=1)
     assert (reported.summary()["tests"], reported.summary()["verdicts"]) == ({"error": 1}, {"regression": 1, "pass": 1})
@@ -58,7 +58,7 @@ def test_baselines_of_a_teardown_that_fails_afterwards_are_not_written(reported)
     reported.test_file(CHECKS_IN_TEARDOWN.replace("(results[0])", "(results[0])\n    raise ValueError('too late')"))
     reported.run(*UPDATE, shows="not recorded, because the test failed: *", passed=1, errors=1)
     assert reported.baseline_files() == []
-    assert "ValueError: too late" in (reported.path / "out/report.html").read_text()
+    assert "ValueError: too late" in reported.read("out/report.html")
 
 
 def test_skipped_test_does_not_pass_by_a_comparison_in_the_teardown(reported):

@@ -7,6 +7,7 @@ from pytest_aorta.result.provenance import block_id
 from pytest_aorta.session.history import speed_folder
 from pytest_aorta.verdict.attribution import SPEED_CASE
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+from tests.unit.builders import each_of
 from tests.unit.sample_history import make_entry, make_launch, write_history
 
 
@@ -44,24 +45,21 @@ def test_speed(workload):
 
 def test_missing_baseline_is_no_regression_that_a_test_can_catch(project):
     project.test_file(CAUGHT.replace(', match="Regression: step_time_p50"', ""))
-    result = project.run(failed=1)
-    result.stdout.fnmatch_lines(["FAILED *test_speed - Missing: no baseline*"])
+    project.run(failed=1, shows="FAILED *test_speed - Missing: no baseline*")
 
 
 def test_regression_that_a_test_catches_passes_and_is_counted_apart(recorded):
     recorded.test_file(CAUGHT)
     recorded.plant(slowdown=3)
     result = recorded.run("--junitxml=report.xml", "--aorta-markdown=out.md", passed=1)
-    assert result.ret == pytest.ExitCode.OK
+    assert result.ret == 0
     result.stdout.fnmatch_lines(["aorta: 1 test OK, 1 metric unchanged, 1 regression caught by its test, 3 launches*"])
     assert not [line for line in result.outlines if line.startswith(("test_toy::", "ERROR"))]
-    headline = (recorded.path / "out.md").read_text().splitlines()[0]
+    headline = recorded.read("out.md").splitlines()[0]
     assert headline.endswith("pytest-aorta: 1 of 1 test passed, 1 regression caught by its test")
     assert "CROSS" not in headline
-    assert (
-        'name="aorta.step_time_p50.verdict" value="expected regression"' in (recorded.path / "report.xml").read_text()
-    )
-    recorded.run("-v").stdout.fnmatch_lines(["  expected regression  step_time_p50 *"])
+    assert 'name="aorta.step_time_p50.verdict" value="expected regression"' in recorded.read("report.xml")
+    recorded.run("-v", shows="  expected regression  step_time_p50 *")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_regression_of_a_test_that_xfails_is_no_caught_one(recorded):
     recorded.one_test("workload.check(workload.run('toy'))", "@pytest.mark.xfail(strict=True)")
     recorded.run("--update-baselines")
     recorded.plant(slowdown=3)
-    assert recorded.run(xfailed=1).ret == pytest.ExitCode.OK
+    assert recorded.run(xfailed=1).ret == 0
 
 
 def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
@@ -107,7 +105,7 @@ def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
     assert properties["aorta.step_time_p50"].startswith("Regression: step_time_p50 +200% (10 -> 30 ms, ")
     assert properties["aorta.weight_hash"].startswith("Pass: weight_hash")
     recorded.plant()
-    recorded.run().assert_outcomes(passed=2)
+    recorded.run(passed=2)
 
 
 @pytest.mark.parametrize("is_committed", [False, True], ids=["never committed", "committed"])
@@ -140,8 +138,12 @@ def test_missing_baseline_fails_the_test_where_it_is_listed_and_is_never_recorde
 @pytest.mark.parametrize("fail_on", ["none", "improved"])
 def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded, fail_on):
     recorded.plant(weight_hash=None, only="test-speed")
-    result = recorded.run(f"--aorta-fail-on={fail_on}", passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E  *Missing: weight_hash, the launch has no weight_hash"])
+    recorded.run(
+        f"--aorta-fail-on={fail_on}",
+        passed=1,
+        failed=1,
+        shows="E  *Missing: weight_hash, the launch has no weight_hash",
+    )
 
 
 def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
@@ -158,8 +160,7 @@ def test_test_of_numbers_is_no_pass_with_another_torch(recorded):
     recorded.run(shows=shows, passed=1, failed=1)
     total = f"aorta: 1 test OK, 1 metric unchanged, 1 not compared (weight_hash: {fact}), 1 launch*"
     recorded.run("-k", "test_speed", shows=total, passed=1)
-    strict = recorded.run("--aorta-fail-on=not-applicable", failed=2)
-    strict.stdout.fnmatch_lines([f"E  *Not applicable: weight_hash, {fact}"])
+    recorded.run("--aorta-fail-on=not-applicable", failed=2, shows=f"E  *Not applicable: weight_hash, {fact}")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ GONE = {
 }
 
 
-@pytest.mark.parametrize("remove", GONE.values(), ids=GONE)
+@each_of("remove", GONE)
 def test_what_was_recorded_and_is_gone_from_the_file_fails_the_test(project, remove):
     hashes = {"3": "1" * 16, "4": "2" * 16}
     counted = {"operators": {"aten::mm": 3}, "flops": {"aten::mm": 8}}
@@ -242,7 +243,7 @@ def test_changed_number_of_steps_hides_no_change_and_replaces_nothing_unasked(pr
 def test_improvement_passes_and_says_that_the_baseline_is_stale(project):
     project.plant(metrics={"peak_memory_bytes": 2.0 * 2**20})
     project.one_test("workload.check(workload.run('toy'))")
-    project.run("--update-baselines").assert_outcomes(passed=1)
+    project.run("--update-baselines", passed=1)
     project.plant(metrics={"peak_memory_bytes": 1.0 * 2**20})
     shows = [
         "test_toy::test_one: Improved: peak_memory_bytes -50.0% (2 -> 1 MiB, limit 2%); the baseline is stale; *",
@@ -296,7 +297,7 @@ def pytest_runtest_protocol(item):
             item.ihook.pytest_runtest_logreport(report=report)
     return True
 """
-    recorded.write("conftest.py", (recorded.path / "conftest.py").read_text() + rerun)
+    recorded.write("conftest.py", recorded.read("conftest.py") + rerun)
     recorded.run("-k", "test_speed", shows="aorta: 2 tests OK, 4 metrics unchanged, *", passed=2)
 
 
@@ -338,7 +339,7 @@ def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
 
 
 def test_baselines_of_a_deleted_test_and_of_a_deleted_file_are_reported(recorded):
-    recorded.test_file((recorded.path / "test_toy.py").read_text().replace("def test_weights", "def test_heights"))
+    recorded.test_file(recorded.read("test_toy.py").replace("def test_weights", "def test_heights"))
     unused = "baselines/*.json: unused: the test test_toy.py::test_weights does not exist; delete the file*"
     recorded.run("--aorta-fail-on=none", shows=unused)
     (recorded.path / "test_toy.py").rename(recorded.path / "test_other.py")
@@ -362,7 +363,7 @@ def test_plain():
 def test_baseline_of_a_test_that_was_not_selected_is_no_orphan(project, arguments):
     project.test_file(IN_CLASS)
     project.write("test_other.py", "def test_other(): pass")
-    project.run("--update-baselines").assert_outcomes(passed=3)
+    project.run("--update-baselines", passed=3)
     assert "delete the file" not in text_of(project.run(*arguments))
 
 
@@ -394,7 +395,7 @@ def test_on_gpus(workload, distributed_world):
 def test_baseline_of_a_platform_that_the_test_did_not_run_on_is_no_orphan(project):
     project.test_file(COMPARES_ON_GPUS)
     project.gpus(2)
-    project.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
+    project.run("--update-baselines", "--aorta-launches=2", passed=2)
     project.gpus(0)
     assert "delete the file" not in text_of(project.run("--aorta-fail-on=none"))
 
@@ -410,7 +411,7 @@ WRONG_MARKER = "@pytest.mark.world(ranks=2)\ndef test_wrong(workload): pass\n"
 def test_baseline_of_a_test_that_could_not_be_collected_is_no_orphan(project, workers, before, after):
     inner, plain = IN_CLASS.split("def test_plain")
     project.test_file(IN_CLASS)
-    project.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
+    project.run("--update-baselines", "--aorta-launches=2", passed=2)
     project.test_file(f"import pytest\n{before}{inner}{after}\ndef test_plain{plain}")
     for more in ([], ["--continue-on-collection-errors"]):
         result = project.run(*workers, *more)
@@ -433,7 +434,7 @@ COMPARES_NOTHING = {
 }
 
 
-@pytest.mark.parametrize(("facts", "remedy"), COMPARES_NOTHING.values(), ids=COMPARES_NOTHING)
+@each_of("facts, remedy", COMPARES_NOTHING)
 def test_test_that_compares_nothing_fails_with_the_step_that_makes_it_compare(versioned, facts, remedy):
     project = versioned
     project.write("test_toy.py", UNMARKED.format(""))

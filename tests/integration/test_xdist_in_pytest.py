@@ -38,10 +38,10 @@ def run(project, *arguments: str) -> pytest.RunResult:
 
 
 def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_once(spread):
-    spread.write("conftest.py", (spread.path / "conftest.py").read_text() + SPY)
+    spread.write("conftest.py", spread.read("conftest.py") + SPY)
     update = run(spread, "--update-baselines")
     update.assert_outcomes(passed=2)
-    writers = (spread.path / "writers.txt").read_text().split()
+    writers = spread.read("writers.txt").split()
     assert len(writers) == len(spread.baseline_files()) == 2
     assert len(set(writers)) == 1
     assert str(os.getpid()) not in writers
@@ -57,11 +57,11 @@ def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_on
 def test_orphans_are_reported_once_by_the_controller(spread):
     path = spread.path / "test_a.py"
     path.write_text(TWO_FILES["test_a.py"].replace("test_a(", "test_other("))
-    spread.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
+    spread.run("--update-baselines", "--aorta-launches=2", passed=2)
     path.write_text(TWO_FILES["test_a.py"])
     result = run(spread, "--aorta-fail-on=none", f"--junitxml={spread.path}/report.xml")
     assert result.stdout.str().count("test_a.py::test_other does not exist; delete the file") == 1
-    assert "aorta.step_time_p50" in (spread.path / "report.xml").read_text()
+    assert "aorta.step_time_p50" in spread.read("report.xml")
 
 
 def test_results_of_a_worker_have_the_command_line_of_the_run(spread):

@@ -20,9 +20,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
         model(torch.full((2, 3), float(step))).square().sum().backward()
         if isinstance(optimizer, CompiledAdamW):
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            optimizer.gradient_factor = clip_factor(MAX_NORM, torch.nn.utils.get_total_norm(gradients))
+            optimizer.gradient_factor = clip_factor(MAX_NORM, nn.utils.get_total_norm(gradients))
         else:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
 
 

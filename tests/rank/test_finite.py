@@ -7,6 +7,7 @@ import torch
 from aorta_workloads.fsdp import FsdpWorkload
 from aorta_workloads.fsdp.buffers import Buffers
 from aorta_workloads.fsdp.settings import Settings
+from torch import nn
 
 from pytest_aorta.worker import Recorder, Workload
 from pytest_aorta.worker.finite import NotFinite, refuse_parameters
@@ -25,8 +26,8 @@ class OwnWorkload(Workload):
     """A workload that does not name its parameters."""
 
     def setup(self):
-        self.model = torch.nn.Linear(3, 2)
-        self.wrapped = torch.nn.Sequential(self.model)
+        self.model = nn.Linear(3, 2)
+        self.wrapped = nn.Sequential(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters())
 
     def run(self):
@@ -54,12 +55,12 @@ def test_modules_of_a_workload_are_known_without_its_help_and_checked_once():
 
 def test_parameters_without_data_are_left_out():
     workload = OwnWorkload({})
-    workload.model = torch.nn.Linear(3, 2, device="meta")
-    workload.lazy = torch.nn.LazyLinear(2)
-    workload.empty = torch.nn.Module()
-    workload.empty.none = torch.nn.Parameter(torch.empty(0, 2))
-    workload.empty.counter = torch.nn.Parameter(torch.tensor(3), requires_grad=False)
-    workload.rounded = torch.nn.Linear(3, 2, bias=False)
+    workload.model = nn.Linear(3, 2, device="meta")
+    workload.lazy = nn.LazyLinear(2)
+    workload.empty = nn.Module()
+    workload.empty.none = nn.Parameter(torch.empty(0, 2))
+    workload.empty.counter = nn.Parameter(torch.tensor(3), requires_grad=False)
+    workload.rounded = nn.Linear(3, 2, bias=False)
     refuse(workload)
     with torch.no_grad():
         workload.rounded.weight[0, 0] = NAN
@@ -95,7 +96,7 @@ def test_own_shards_of_fsdp_are_checked_where_it_trains(optimizer):
 
 def test_model_that_was_hashed_is_checked_again_when_the_script_ends(monkeypatch):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
-    recording, model = Recording(), torch.nn.Linear(3, 2)
+    recording, model = Recording(), nn.Linear(3, 2)
     recorder = Recorder(recording)
     assert list(recording.named_parameters()) == []
     with recorder.step():

@@ -7,6 +7,8 @@ import torch
 from aorta_workloads.distributed.activation_checkpoint import EverySecondMatmul, keep_every_matmul
 from torch.utils.checkpoint import CheckpointPolicy
 
+from tests.unit.builders import each_of
+
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional
 KEPT, RECOMPUTED = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
 FORWARD = SimpleNamespace(is_recompute=False)
@@ -22,7 +24,7 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize(("op", "options", "policy"), POLICIES.values(), ids=POLICIES)
+@each_of("op, options, policy", POLICIES)
 @pytest.mark.parametrize("policy_of", [keep_every_matmul, EverySecondMatmul()], ids=["elementwise", "selective"])
 def test_exchanges_and_copies_to_the_host_are_kept(policy_of, op, options, policy):
     assert policy_of(FORWARD, op, **options) == policy

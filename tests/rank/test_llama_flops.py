@@ -8,6 +8,8 @@ from aorta_workloads.models import build_model
 from aorta_workloads.models.config import ModelConfig
 from aorta_workloads.models.flops import flops_per_token, peak_flops, throughput_metrics
 
+from tests.unit.builders import each_of
+
 SEQ_LEN = 32
 PLAIN = ModelConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
 ATTENTION = 12 * PLAIN.n_layers * PLAIN.dim * SEQ_LEN
@@ -30,7 +32,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(("config", "num_unused"), MODELS.values(), ids=MODELS)
+@each_of("config, num_unused", MODELS)
 def test_a_token_needs_six_operations_per_parameter_and_those_of_attention(config, num_unused):
     # PaLM, arXiv 2204.02311, appendix B.
     assert flops_per_token(config, SEQ_LEN) == 6 * (num_multiplied(config) - num_unused) + ATTENTION

@@ -10,6 +10,8 @@ from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from aorta_workloads.models.common.moe import Dispatched, MoeFeedForward, TokenDispatcher
 from torch.distributed.tensor.debug import CommDebugMode
 
+from tests.unit.builders import each_of
+
 MODEL = {"n_layers": 3, "seq_len": 8, "batch_size": 1, "steps": 1, "warmup": 0, "max_grad_norm": None}
 # The last module of each unit, in the order of the model.
 UNITS = {"tok_embeddings": "e", "layers.0": "0", "layers.1": "1", "layers.2": "2", "output": "o"}
@@ -74,7 +76,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize(("changes", "passes"), SCHEDULES.values(), ids=SCHEDULES)
+@each_of("changes, passes", SCHEDULES)
 def test_units_are_gathered_and_reduced_when_the_keys_say(make_workload, changes, passes):
     assert events_of_a_step(make_workload(**changes)) == " ".join(passes)
 
@@ -131,7 +133,7 @@ PREFETCHED = {
 
 
 @pytest.mark.parametrize("has_parameter_meshes", [True, False], ids=["one unit", "experts apart, as torch 2.11 needs"])
-@pytest.mark.parametrize(("prefetch", "forward"), PREFETCHED.values(), ids=PREFETCHED)
+@each_of("prefetch, forward", PREFETCHED)
 def test_experts_are_gathered_with_their_block_and_ahead_in_backward(
     make_workload, monkeypatch, has_parameter_meshes, prefetch, forward
 ):

@@ -20,6 +20,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.rank.ranks import fake_group
+from tests.unit.builders import each_of
 
 
 class Coordinates:
@@ -180,7 +181,7 @@ EXPERT_LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("degrees", "distributed", "shares"), EXPERT_LAYOUTS.values(), ids=EXPERT_LAYOUTS)
+@each_of("degrees, distributed, shares", EXPERT_LAYOUTS)
 def test_tensor_parallelism_splits_the_hidden_dimension_of_each_expert(make_mesh, degrees, distributed, shares):
     mesh = make_mesh(5, degrees)
     with torch.device("meta"):

@@ -11,6 +11,8 @@ from aorta_workloads.models.common.rope import apply_rope, precompute_freqs_cis
 from aorta_workloads.models.config import ModelConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.unit.builders import each_of
+
 CPU = torch.device("cpu")
 DEBUG = {
     "dim": 64,
@@ -46,7 +48,7 @@ PARAMETER_COUNTS = {
 }
 
 
-@pytest.mark.parametrize(("dimensions", "expected"), PARAMETER_COUNTS.values(), ids=PARAMETER_COUNTS)
+@each_of("dimensions, expected", PARAMETER_COUNTS)
 def test_llama_3_dimensions_have_llama_3_parameter_counts(dimensions, expected):
     with torch.device("meta"):
         model = build_model(ModelConfig(**LLAMA_3 | dimensions))

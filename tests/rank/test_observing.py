@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from pytest_aorta.plan.launch_plan import StepRecording
@@ -49,18 +50,23 @@ def observing(**settings: Any) -> Iterator[Recording]:
     observer.stop()
 
 
-class Net(torch.nn.Linear):
+class Net(nn.Linear):
     pass
+
+
+def backward(model: nn.Module) -> None:
+    """Make the gradients of a loss of the model."""
+    model(torch.ones(2, 4)).square().mean().backward()
 
 
 def train(steps: int, each: Callable[..., object] = lambda *_: None) -> tuple[Net, torch.optim.Optimizer]:
     """Train a model; ``each`` runs before each step of the optimizer, with its number from 1."""
     torch.manual_seed(0)
     model = Net(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
     for step in range(1, steps + 1):
         optimizer.zero_grad()
-        model(torch.ones(2, 4)).square().mean().backward()
+        backward(model)
         each(step, model, optimizer)
         optimizer.step()
     return model, optimizer
@@ -76,7 +82,7 @@ def test_the_step_by_which_a_checkpoint_makes_state_is_none_of_the_training(reco
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     get_state_dict(model, optimizer)
     for _ in range(3):
-        model(torch.ones(2, 4)).square().mean().backward()
+        backward(model)
         optimizer.step()
     series = only(recording.result())
     assert (series.num_steps, [*series.loss]) == (3, ["1", "2", "3"])
@@ -84,7 +90,7 @@ def test_the_step_by_which_a_checkpoint_makes_state_is_none_of_the_training(reco
 
 def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recording):
     norms: list[float] = []
-    _kept = train(11, lambda _, model, __: norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 9.0))))
+    _kept = train(11, lambda _, model, __: norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 9.0))))
     series = only(result := recording.result())
     assert (series.name, series.num_steps, series.collectives, series.is_main) == ("SGD of Net", 11, 0, True)
     # The first step has no begin, and one is warm-up.
@@ -95,9 +101,9 @@ def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recordin
     assert (series.weights.names, [*series.weights.tensors]) == (["bias", "weight"], ["0", "1", "2", "4", "8", "11"])
 
 
-class Normed(torch.nn.Sequential):
+class Normed(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4))
         self.register_buffer("rotary", torch.zeros(2), persistent=False)
 
 
@@ -108,7 +114,7 @@ def test_persistent_buffers_are_hashed_also_of_a_model_that_is_dropped(monkeypat
         with observing(warmup=1, hash_weights=True) as own:
             model = Normed()
             model[1].momentum = momentum
-            optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+            optimizer = SGD(model[0].parameters(), lr=0.1)
             for _ in range(5):
                 model(torch.arange(8.0).view(2, 4)).square().mean().backward()
                 optimizer.step()
@@ -128,30 +134,46 @@ def test_persistent_buffers_are_hashed_also_of_a_model_that_is_dropped(monkeypat
     assert one.buffers.tensors["5"][0] == other.buffers.tensors["5"][0]
 
 
-def test_averaged_copy_of_the_model_is_hashed_but_not_one_that_was_dropped(monkeypatch):
+class Averaged(nn.Module):
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.module, self.decay = copy.deepcopy(model), decay
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        for own, other in zip(self.parameters(), model.parameters(), strict=True):
+            own.lerp_(other, 1 - self.decay)
+
+
+def test_averaged_copies_of_the_model_are_hashed_in_any_order_but_not_one_that_was_dropped(monkeypatch):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
 
     def hashes(decay: float) -> Series:
         with observing(warmup=1, hash_weights=True) as own:
-            model = torch.nn.Linear(4, 4, bias=False)
-            torch.nn.init.eye_(model.weight)
-            averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+            torch.manual_seed(0)
+            model = nn.Linear(4, 4, bias=False)
             dropped = copy.deepcopy(model)
             dropped.itself = [dropped]
             del dropped
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            averages = [Averaged(model, one) for one in (decay, 0.5)]
+            roots = [nn.Sequential(model), nn.ModuleDict({"a": model})]
+            optimizer = SGD(model.parameters(), lr=0.1)
             for _ in range(5):
-                model(torch.ones(2, 4)).square().mean().backward()
+                roots[0](torch.ones(2, 4)).square().mean().backward()
                 optimizer.step()
-                averaged.update_parameters(model)
-            return only(own.result())
+                for one in averages:
+                    one.update(model)
+            return only(own.result()).replace(step_times_ms=[])
 
     one, other = hashes(0.9), hashes(0.99)
-    assert one.buffers.names == ["AveragedModel.module.weight"]
+    assert (one.model, one.weights.names) == ("ModuleDict + Sequential", ["a.weight"])
+    assert one.buffers.names == ["Averaged (2).module.weight", "Averaged.module.weight"]
     assert one.weights == other.weights
-    differs = {step: one.buffers.hashes[step] != other.buffers.hashes[step] for step in one.buffers.hashes}
-    # The first update copies the weights, and the second one is after step 2 is hashed.
-    assert differs == {"0": False, "1": False, "2": False, "4": True, "5": True}
+    steps = [step for step in one.buffers.hashes if one.buffers.hashes[step] != other.buffers.hashes[step]]
+    assert (steps, one.buffers.tensors["5"][1]) == (["2", "4", "5"], other.buffers.tensors["5"][1])
+    every = finite.modules
+    monkeypatch.setattr(finite, "modules", lambda: every()[::-1])
+    assert hashes(0.9) == one
 
 
 def test_clock_that_the_script_stops_does_not_stop_the_recorders(recording, monkeypatch):
@@ -180,14 +202,14 @@ def test_model_that_is_freed_while_torch_fakes_tensors_is_hashed_after_its_last_
 def test_parameters_that_are_added_after_the_last_hashed_step_are_hashed_when_the_model_is_freed(recording):
     def hashes(*, every: bool) -> dict[str, str]:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(Net(4, 4), Net(4, 4))
-        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        model = nn.Sequential(Net(4, 4), Net(4, 4))
+        optimizer = SGD(model[1].parameters(), lr=0.1)
         with observing(hash_weights=True, hash_every_step=every) as own:
             for step in range(1, 8):
                 if step == 6:
                     optimizer.add_param_group({"params": model[0].parameters()})
                 optimizer.zero_grad()
-                model(torch.ones(2, 4)).square().mean().backward()
+                backward(model)
                 optimizer.step()
             del model, optimizer
             gc.collect()
@@ -229,8 +251,8 @@ def test_type_that_changes_after_the_last_step_leaves_the_tensors_of_other_steps
 
 def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(recording):
     nets = [Net(4, 4), Net(4, 4)]
-    one = torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])
-    other = torch.optim.SGD((last := Net(4, 4)).parameters())
+    one = SGD([parameter for net in nets for parameter in net.parameters()])
+    other = SGD((last := Net(4, 4)).parameters())
     for step in range(1, 6):
         sum(net(torch.ones(2, 4)).sum() for net in (*nets, last)).backward()
         if step == 5:
@@ -246,7 +268,7 @@ def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(re
 
 def test_losses_of_one_backward_pass_are_added_up_unless_they_have_gradients(recording):
     model = Net(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = SGD(model.parameters(), lr=0.0)
     for gradients in [None] * 4 + [[torch.ones(()), torch.ones(())]]:
         first, second = losses = [*model(torch.ones(4))]
         torch.autograd.backward(losses, grad_tensors=gradients)
@@ -275,8 +297,8 @@ def test_optimizers_of_each_step_are_not_searched_and_profiled_without_end(recor
     searches: list[None] = []
     monkeypatch.setattr(finite, "modules", lambda: searches.append(None) or [])
     for _ in range(40):
-        latent = torch.nn.Parameter(torch.ones(2))
-        optimizer = torch.optim.SGD([latent], lr=0.1)
+        latent = nn.Parameter(torch.ones(2))
+        optimizer = SGD([latent], lr=0.1)
         for _ in range(5):
             latent.grad = torch.ones(2)
             optimizer.step()
@@ -284,8 +306,8 @@ def test_optimizers_of_each_step_are_not_searched_and_profiled_without_end(recor
 
 
 def test_each_of_many_optimizers_of_one_model_names_its_parameter(recording):
-    model = torch.nn.Sequential(*(Net(2, 2) for _ in range(finite.MOST_SEARCHED // 2 + 1)))
-    optimizers = [torch.optim.SGD([parameter]) for parameter in model.parameters()]
+    model = nn.Sequential(*(Net(2, 2) for _ in range(finite.MOST_SEARCHED // 2 + 1)))
+    optimizers = [SGD([parameter]) for parameter in model.parameters()]
     for _ in range(3):
         model(torch.ones(2)).sum().backward()
         for optimizer in optimizers:
@@ -295,7 +317,7 @@ def test_each_of_many_optimizers_of_one_model_names_its_parameter(recording):
 
 
 def test_micro_batches_are_one_loss_and_recomputation_is_none(recording):
-    def second(_: int, model: torch.nn.Module, __: torch.optim.Optimizer) -> None:
+    def second(_: int, model: nn.Module, __: torch.optim.Optimizer) -> None:
         # Reentrant checkpointing computes gradients inside of the backward pass.
         hidden = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=True)
         loss = hidden.sum() * 0 + 10.0
@@ -310,12 +332,12 @@ def test_micro_batches_are_one_loss_and_recomputation_is_none(recording):
 
 def test_each_optimizer_has_a_series_and_those_that_take_turns_share_a_step(recording):
     torch.manual_seed(0)
-    nets = [Net(4, 4), torch.nn.Linear(4, 4)]
-    optimizers = [torch.optim.SGD(nets[0].parameters(), lr=0.1), torch.optim.Adam(nets[1].parameters())]
+    nets = [Net(4, 4), nn.Linear(4, 4)]
+    optimizers = [SGD(nets[0].parameters(), lr=0.1), torch.optim.Adam(nets[1].parameters())]
     for _ in range(6):
         for net, optimizer in zip(nets, optimizers, strict=True):
             optimizer.zero_grad()
-            net(torch.ones(2, 4)).square().mean().backward()
+            backward(net)
             optimizer.step()
     result = recording.result()
     found = result.series
@@ -327,7 +349,7 @@ def test_each_optimizer_has_a_series_and_those_that_take_turns_share_a_step(reco
 
 
 def test_optimizer_within_an_optimizer_is_no_series(recording):
-    class Outer(torch.optim.SGD):
+    class Outer(SGD):
         def step(self, closure: object = None) -> None:
             self.inner.step()
 
@@ -341,7 +363,7 @@ def test_optimizer_within_an_optimizer_is_no_series(recording):
 
 
 def test_step_that_calls_the_step_of_its_base_class_is_one_step(recording):
-    class Own(torch.optim.SGD):
+    class Own(SGD):
         def step(self, closure: object = None) -> None:
             super().step()
             if not self.defaults.setdefault("has_raised", False):
@@ -349,7 +371,7 @@ def test_step_that_calls_the_step_of_its_base_class_is_one_step(recording):
                 raise MemoryError
 
     # Torch calls the hooks in the base class's step too, once the script has made an optimizer of that class.
-    (first, own), (second, plain) = ((net := Net(2, 2), kind(net.parameters())) for kind in (Own, torch.optim.SGD))
+    (first, own), (second, plain) = ((net := Net(2, 2), kind(net.parameters())) for kind in (Own, SGD))
     for _ in range(5):
         second(first(torch.ones(1, 2))).sum().backward()
         with suppress(MemoryError):
@@ -362,7 +384,7 @@ def test_step_that_calls_the_step_of_its_base_class_is_one_step(recording):
 def test_loss_is_what_a_scaler_was_given(recording, is_passed_on):
     scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), []
     net = Net(4, 4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = SGD(net.parameters(), lr=0.1)
     for _ in range(4):
         loss = net(torch.ones(2, 4)).square().mean()
         scaled = scaler.scale(loss)
@@ -378,11 +400,11 @@ def test_loss_is_what_a_scaler_was_given(recording, is_passed_on):
 def test_iteration_that_a_scaler_skips_is_no_loss_of_the_next_step(recording):
     torch.manual_seed(0)
     model = Net(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
     for number in range(6):
         (model(torch.ones(1, 2)).sum() * 0 + number).backward()
         model.weight.grad.fill_(math.inf if number == 2 else 1.0)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         if number != 2:
             optimizer.step()
         optimizer.zero_grad()
@@ -394,7 +416,7 @@ def test_iteration_that_a_scaler_skips_is_no_loss_of_the_next_step(recording):
 
 @pytest.mark.parametrize("is_before", [True, False])
 def test_losses_that_the_script_records_belong_to_the_timed_steps(recording, is_before):
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    optimizer = SGD([nn.Parameter(torch.zeros(2))])
     for number in range(1, 6):
         if is_before:
             Recorder(recording).loss(number)
@@ -422,9 +444,9 @@ def _at_9(step: int, model: Net, _optimizer: object) -> object:
         ),
         (
             lambda step, model, _: (
-                torch.nn.utils.clip_grad_norm_([model.bias], 1.0)
+                nn.utils.clip_grad_norm_([model.bias], 1.0)
                 and step == 5
-                and (model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0))
+                and (model.bias.grad.fill_(math.inf), nn.utils.clip_grad_norm_([model.bias], 1.0))
             ),
             "gradient norm of rank 1 is inf first in step 5 of 12; ",
             True,
@@ -454,7 +476,7 @@ def test_script_may_record_its_steps_itself_unless_both_were_asked_for(recording
     ("script", "cause"),
     [
         (lambda: train(2), "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps"),
-        (lambda: torch.optim.SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
+        (lambda: SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
     ],
     ids=["fewer than the warm-up", "no step"],
 )
@@ -519,7 +541,7 @@ def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs
 def test_costs_are_those_of_steps_of_all_optimizers(recording, order, counted, profiled):
     recording.observe(StepRecording(warmup=2, hash_weights=True))
     nets = {"a": (Net(4, 4), torch.tanh), "b": (Net(4, 4), torch.sin)}
-    optimizers = {name: torch.optim.SGD(net.parameters()) for name, (net, _) in nets.items()}
+    optimizers = {name: SGD(net.parameters()) for name, (net, _) in nets.items()}
     for name in order:
         net, function = nets[name]
         function(net(torch.ones(2, 4))).sum().backward()
@@ -546,7 +568,7 @@ def test_no_scope_is_entered_under_one_profiler_and_left_under_another(recording
     monkeypatch.setattr(profile, "__enter__", lambda self: begun.append(self) or enter(self))
     recording.observe(StepRecording(warmup=2))
     nets = [Net(4, 4), Net(4, 4)]
-    optimizers = [torch.optim.SGD(net.parameters()) for net in nets]
+    optimizers = [SGD(net.parameters()) for net in nets]
     for iteration in range(120):
         number = len(begun)
         was_profiled = torch.autograd.profiler._is_profiler_enabled
@@ -584,8 +606,8 @@ def test_profiler_of_the_script_ends_that_of_the_recorder(recording, wait, costs
 
 def test_steps_within_a_backward_pass_end_with_it(recording):
     recording.observe(StepRecording(warmup=2))
-    net = torch.nn.Sequential(Net(4, 4), Net(4, 4))
-    optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in net.parameters()}
+    net = nn.Sequential(Net(4, 4), Net(4, 4))
+    optimizers = {parameter: SGD([parameter]) for parameter in net.parameters()}
     for parameter, optimizer in optimizers.items():
         parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
     for _ in range(30):
@@ -606,10 +628,10 @@ def test_compiled_step_is_not_compiled_anew_in_each_step(recording, has_backward
     counter = CompileCounter()
     recording.observe(StepRecording(hash_weights=True, hash_every_step=has_backward))
     model = Net(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
 
     def compute() -> None:
-        model(torch.ones(2, 4)).square().mean().backward()
+        backward(model)
 
     def step() -> None:
         if has_backward:
@@ -639,7 +661,7 @@ def test_loss_without_data_is_none_of_the_steps(recording, device):
 
 def test_what_the_recorder_computes_is_no_cost_of_a_step(recording):
     def counts(recording: Recording) -> dict[str, int]:
-        second = torch.optim.SGD((kept := Net(2, 2)).parameters())
+        second = SGD((kept := Net(2, 2)).parameters())
         kept = train(9, lambda *_: second.step()), kept
         return recording.result().costs.operators
 
@@ -665,12 +687,12 @@ def test_trace_for_which_there_is_no_room_says_what_to_do():
 
 
 def test_places_name_a_module_that_was_wrapped_after_the_first_step():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = SGD(model.parameters(), lr=0.1)
     with observing(warmup=2) as own:
         for _ in range(5):
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-            model = torch.nn.Sequential(torch.nn.ReLU(), model) if len(model) == 1 else model
+            model = nn.Sequential(nn.ReLU(), model) if len(model) == 1 else model
         [place] = own.result().costs.places[Cost.OPERATORS]["aten::addmm"]
     assert place.startswith("module 1.0 at ")

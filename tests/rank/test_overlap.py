@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +18,7 @@ from pytest_aorta.result.trace.kineto import overlap_of_cpu
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled, profiling
 from tests.rank.ranks import own_group
-from tests.unit.builders import as_rank_of, broken_rule, make_plan, make_rank
+from tests.unit.builders import as_rank_of, broken_rule, make_plan, make_rank, run_python
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, read_trace, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
@@ -185,13 +183,13 @@ def captured(traces, num_steps=2, **options):
     training = Training(beside=True)
     training.step = lambda: setattr(training, "count", training.count + 1)
     FakeProfiler.traces[:] = traces
-    return capture_overlap(training.step, num_steps, torch.device("cuda"), **options), training.count
+    return capture_overlap(training.step, num_steps, torch.device("cuda"), timed_ms=0.1, **options), training.count
 
 
 def test_device_is_recorded_alone_and_read_by_the_step_before(device, tmp_path):
     kept = tmp_path / "kept.json.gz"
     traces = [with_host(), device_alone(*DELAYED), device_alone(*STEADY), with_host()]
-    capture, count = captured(traces, trace_path=kept, timed_ms=0.1)
+    capture, count = captured(traces, trace_path=kept)
     assert [set(step.collectives) for step in capture.steps] == [{"all_to_all"}] * 2
     assert [options["use_cpu"] for options in FakeProfiler.asked] == [True, False, False, True]
     # One step with the host's side; then, as run and with a head start, two steps after an additional one each; then
@@ -218,7 +216,7 @@ LONGER["traceEvents"].append(kernel("gemm", 200, 5))
 def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(
     device, traces, attempts, steps_ms, as_run_ms
 ):
-    capture, _ = captured([with_host(), *traces], timed_ms=0.1)
+    capture, _ = captured([with_host(), *traces])
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, attempts)
     assert ([step.step_ms for step in capture.steps], [step.step_ms for step in capture.as_run]) == (
         steps_ms,
@@ -233,7 +231,7 @@ def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(
     ids=["never", "in half of the steps"],
 )
 def test_head_start_that_is_too_short_gives_no_ratio_to_compare(device, traces, num_steps, attempts, count):
-    capture, ran = captured([with_host(), *traces], num_steps, timed_ms=0.1)
+    capture, ran = captured([with_host(), *traces], num_steps)
     assert (capture.head_start.succeeded, capture.head_start.late_steps, ran) == (False, 0, count)
     assert (len(capture.steps), capture.steps) == (num_steps, capture.as_run)
     assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
@@ -241,7 +239,7 @@ def test_head_start_that_is_too_short_gives_no_ratio_to_compare(device, traces, 
 
 def test_many_steps_get_head_starts_two_at_a_time(device):
     whole, two, one = map(of_steps, (5, 2, 1))
-    capture, count = captured([with_host(), whole, two, device_alone(*DELAYED), two, one], 5, timed_ms=0.1)
+    capture, count = captured([with_host(), whole, two, device_alone(*DELAYED), two, one], 5)
     assert [step.step_ms for step in capture.steps] == [0.1] * 5
     assert (len(capture.as_run), capture.head_start.attempts, capture.head_start.succeeded) == (5, 2, True)
     # One step with the host's side, then captures of 5, 2, 2, 2 and 1 steps, each after an additional one.
@@ -255,7 +253,7 @@ def test_many_steps_get_head_starts_two_at_a_time(device):
 
 
 def test_steps_after_late_ones_are_captured_and_late_ones_do_not_count(device):
-    capture, count = captured([with_host(), of_steps(5), of_steps(2), *LATE_PART, of_steps(1)], 5, timed_ms=0.1)
+    capture, count = captured([with_host(), of_steps(5), of_steps(2), *LATE_PART, of_steps(1)], 5)
     assert (capture.head_start.succeeded, capture.head_start.attempts, capture.head_start.late_steps) == (True, 3, 2)
     assert [step.step_ms for step in capture.steps] == [0.1] * 3
     assert (len(capture.as_run), capture.head_start.step_ratio) == (5, pytest.approx(1.0))
@@ -281,21 +279,21 @@ def leads_ms(device, monkeypatch):
 
 
 def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(leads_ms):
-    capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
+    capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3])
     assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 2)
     assert "overlap_ratio" not in capture.metrics()
 
 
 def test_steps_that_wait_for_the_device_all_count_as_they_run(leads_ms):
-    capture, _ = captured([waiting(), of_steps(3), of_steps(2), of_steps(2)], 3, timed_ms=0.1)
+    capture, _ = captured([waiting(), of_steps(3), of_steps(2), of_steps(2)], 3)
     assert (len(capture.steps), capture.steps) == (3, capture.as_run)
     assert [len(calls.ms) for calls in capture.collectives] == [3]
 
 
 def test_host_that_is_late_once_is_not_blocked(leads_ms):
     leads_ms[:] = [0.0, 60_000.0]
-    capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
+    capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3])
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
     assert capture.head_start.blocked_by is None
 
@@ -343,7 +341,7 @@ def test_worker_and_profiler_load_neither_the_compiler_nor_dtensors():
         "capture_overlap(lambda: torch.ones(3) + 1, 1, torch.device('cpu'))\n"
         "assert {'torch._inductor', 'torch.distributed.tensor'}.isdisjoint(sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    ended = run_python("-c", code)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
@@ -69,7 +70,7 @@ def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder, recording):
 
 
 def test_weights_are_hashed_after_the_last_step(recorder, recording):
-    model = torch.nn.Linear(3, 3)
+    model = nn.Linear(3, 3)
     record(recorder, [1.0, 1.0])
     for _ in range(2):  # the same weights may be recorded again
         recorder.weights(model)
@@ -77,12 +78,12 @@ def test_weights_are_hashed_after_the_last_step(recorder, recording):
 
 
 def test_weights_under_ddp_have_the_hash_of_the_model(recorder, recording, tmp_path):
-    model = torch.nn.Linear(2, 3)
+    model = nn.Linear(2, 3)
     with own_group(tmp_path):
         record(recorder, [1.0])
-        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        wrapped = nn.parallel.DistributedDataParallel(model)
         # The compiler holds the module that it compiles as _orig_mod.
-        compiled = torch.nn.Module()
+        compiled = nn.Module()
         compiled._orig_mod = wrapped
         recorder.weights(compiled)
         recorder.weights(wrapped)
@@ -90,7 +91,7 @@ def test_weights_under_ddp_have_the_hash_of_the_model(recorder, recording, tmp_p
     assert [name for name, _ in recording.named_parameters()] == ["weight", "bias"]
 
 
-@pytest.mark.parametrize("given", [7, {"w": torch.zeros(1)}, [torch.nn.Linear(2, 2)]], ids=["number", "state", "list"])
+@pytest.mark.parametrize("given", [7, {"w": torch.zeros(1)}, [nn.Linear(2, 2)]], ids=["number", "state", "list"])
 def test_weights_of_something_else_than_a_module_are_refused(recorder, given):
     expected = rf"recorder.weights: got a {type(given).__name__}, allowed is a torch.nn.Module, .*ModuleList"
     with pytest.raises(TypeError, match=expected):
@@ -107,13 +108,13 @@ def test_tensor_of_several_elements_is_refused_where_it_is_recorded(recorder, ki
 
 
 def test_second_model_after_the_same_step_is_refused(recorder):
-    one, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    one, other = nn.Linear(3, 3), nn.Linear(3, 3)
     recorder.start(warmup=1)
     for _ in range(2):
         record(recorder, [1.0])
         # During the warm-up, each step's weights replace those before.
         recorder.weights(one)
-        torch.nn.init.zeros_(one.weight)
+        nn.init.zeros_(one.weight)
     with pytest.raises(RuntimeError, match=r"two hashes of weights were recorded after measured step 1: .*ModuleList"):
         recorder.weights(other)
 
@@ -168,7 +169,7 @@ def test_value_that_is_not_finite_names_quantity_rank_and_first_step(
     with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
         refuse_non_finite(recording.result())
     with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
-        recorder.weights(torch.nn.Linear(2, 2))
+        recorder.weights(nn.Linear(2, 2))
 
 
 def test_loss_that_only_some_steps_have_names_the_recorded_value(recorder, recording, monkeypatch):
@@ -191,7 +192,7 @@ def test_metric_that_is_not_finite_is_named(recorder, recording, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_parameter_that_is_not_finite_names_the_rank_and_the_step(recorder, monkeypatch, dtype):
     monkeypatch.setenv("RANK", "2")
-    model = torch.nn.Linear(3, 2, dtype=dtype)
+    model = nn.Linear(3, 2, dtype=dtype)
     record(recorder, [2.0, 1.0])
     recorder.weights(model)
     with torch.no_grad():
@@ -227,7 +228,7 @@ def test_weights_that_become_nan_are_refused_although_the_script_records_none(tm
 
 
 def test_hashes_of_single_parameters_are_recorded_of_the_first_steps(recorder, recording):
-    model = torch.nn.Linear(3, 2)
+    model = nn.Linear(3, 2)
     for _ in range(6):
         with recorder.step():
             model.weight.data.add_(1)

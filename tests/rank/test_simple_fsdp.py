@@ -12,10 +12,13 @@ from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.distributed.pipeline import keep_stage
 from aorta_workloads.models import build_model
 from aorta_workloads.models.config import ModelConfig
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tests.unit.builders import each_of
 
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
@@ -65,7 +68,7 @@ def make_sharded(mesh, dtype=torch.float32, config=DEBUG, stage=None):
     shard_parameters(model, mesh, MixedPrecisionPolicy(dtype, torch.float32))
     model.to_empty(device="cpu")
     for parameter in model.parameters():
-        torch.nn.init.ones_(parameter)
+        nn.init.ones_(parameter)
     return model
 
 
@@ -126,7 +129,7 @@ def test_consecutive_blocks_share_a_bucket_and_so_do_parameters_before_or_after_
 
 def test_a_model_without_blocks_is_an_error():
     with pytest.raises(ValueError, match=r"Linear has no nn\.ModuleList"):
-        block_buckets(torch.nn.Linear(2, 2))
+        block_buckets(nn.Linear(2, 2))
 
 
 def test_a_range_is_a_bucket_each_and_a_plus_joins():
@@ -158,7 +161,7 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize(("groups", "message"), MISFITS.values(), ids=MISFITS)
+@each_of("groups, message", MISFITS)
 def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
     with pytest.raises(ValueError, match=message):
         module_buckets(make_model(), groups)
@@ -389,7 +392,7 @@ def test_collectives_that_are_in_no_bucket_are_an_error_that_names_their_paramet
 
 def test_a_parameter_that_the_model_does_not_read_is_an_error_that_names_it(mesh):
     with pytest.raises(Exception, match=r"does not read parameters \['unread'\]"):
-        compile_forward(mesh, unread=torch.nn.Parameter(torch.ones(1)))
+        compile_forward(mesh, unread=nn.Parameter(torch.ones(1)))
 
 
 def test_graphs_for_inductor_fix_the_order_of_collectives_by_dependencies(mesh, monkeypatch):
@@ -540,7 +543,7 @@ def test_a_size_that_only_a_step_determines_counts_as_one():
     assert [estimate_ms(row) for row in rows] == [pytest.approx(0.01 + 2 * 32 * 32 / 6e11, rel=1e-12)]
 
 
-class Nonzero(torch.nn.Module):
+class Nonzero(nn.Module):
     """A module with a product whose number of rows depends on values."""
 
     def forward(self, x):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_aorta.common.model import to_json
@@ -47,7 +48,7 @@ def test_script_with_unusual_values_is_not_broken(collate, rate):
     recording = Recording()
     observer = recording.observe(StepRecording(warmup=0))
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = SGD(model.parameters(), lr=rate)
     optimizer.param_groups[0] |= {"gone": 1, "becomes": 1, "infinite": float("inf")}
     for number, _ in enumerate(DataLoader(TensorDataset(torch.ones(16, 4)), batch_size=4, collate_fn=collate)):
         optimizer.zero_grad()
@@ -67,9 +68,14 @@ def test_batches_of_every_loader_of_a_step_are_sampled_but_not_those_of_an_evalu
         observer = recording.observe(StepRecording(warmup=0))
         model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
-        drawn = torch.rand(16, 4, generator=torch.Generator().manual_seed(seed))
-        loaders = [DataLoader(TensorDataset(rows), batch_size=len(rows) // 2) for rows in (drawn, torch.ones(4, 4))]
-        for step, ([first], [second]) in enumerate(zip(*loaders, strict=True), 1):
+        drawn = torch.rand(48, 4, generator=torch.Generator().manual_seed(seed))
+        unlabeled, labeled = (
+            DataLoader(TensorDataset(rows), batch_size=len(rows) // 6) for rows in (drawn, drawn[:12])
+        )
+        for step, [first] in enumerate(unlabeled, 1):
+            # An epoch of a loader ends within a step.
+            epochs = iter(labeled), iter(labeled)
+            [second], _ = map(next, epochs)
             with torch.no_grad():
                 list(DataLoader(torch.full((3, 4), evaluated)))
             model(torch.cat([first, second])).sum().backward()
@@ -77,7 +83,7 @@ def test_batches_of_every_loader_of_a_step_are_sampled_but_not_those_of_an_evalu
             optimizer.step()
         observer.stop()
         [series] = recording.result().series
-        assert Setting("lr", values={"1": 0.1, "2": 0.2}) in series.settings
+        assert Setting("lr", values={str(step): step / 10 for step in range(1, 7)}) in series.settings
         return series.samples
 
     assert len(samples(0)["1"]) == 10
@@ -88,7 +94,7 @@ def test_setting_that_changes_later_is_noted_in_the_next_step_that_is_a_power_of
     recording = Recording()
     observer = recording.observe(StepRecording(warmup=0))
     model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1))
-    optimizer = torch.optim.SGD([model[0].weight], lr=0.1)
+    optimizer = SGD([model[0].weight], lr=0.1)
     for step in range(1, 65):
         optimizer.param_groups[0]["lr"] = model[1].p = 0.1 if step < 40 else 0.2
         if step == 3:
@@ -106,7 +112,7 @@ def test_setting_that_changes_later_is_noted_in_the_next_step_that_is_a_power_of
 def test_notes_of_a_workload_have_settings_and_samples_of_its_steps():
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
     model[2].weight = model[0].weight
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
     notes = TrainingNotes(optimizer, model)
     assert notes.series() == []
     for step in range(1, 41):

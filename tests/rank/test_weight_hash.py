@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +21,7 @@ from pytest_aorta.worker.weight_hash import (
     hash_shards,
     tensor_sums,
 )
+from tests.unit.builders import each_of
 
 DTYPES = [
     torch.bfloat16,
@@ -239,7 +241,7 @@ def test_views_that_conjugate_or_negate_lazily_have_the_hash_of_their_values():
     assert digest(negated) == digest(negated.resolve_neg()) != digest(numbers.imag)
 
 
-class Compiled(torch.nn.Module):
+class Compiled(nn.Module):
     """A module that renames parameters as torch.compile does, which would import the compiler."""
 
     def __init__(self, inner):
@@ -248,9 +250,9 @@ class Compiled(torch.nn.Module):
 
 
 def test_wrappers_of_torch_that_rename_parameters_change_no_hash():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     plain = hash_parameters(model.named_parameters())
-    wrapped = torch.nn.Sequential(checkpoint_wrapper(model[0]), Compiled(model[1]))
+    wrapped = nn.Sequential(checkpoint_wrapper(model[0]), Compiled(model[1]))
     names = [name for name, _ in wrapped.named_parameters()]
     assert {"0._checkpoint_wrapped_module.weight", "1._orig_mod.bias"} <= set(names)
 
@@ -321,7 +323,7 @@ REFUSED = {
     "mkldnn": (lambda: [("w", torch.eye(3).to_mkldnn())], ValueError, f"^w is torch._mkldnn.*{DENSE}"),
     "nested": (lambda: [("w", ragged())], ValueError, f"^w is nested.*{DENSE}"),
     "not initialized": (
-        lambda: torch.nn.LazyLinear(2, bias=False).named_parameters(),
+        lambda: nn.LazyLinear(2, bias=False).named_parameters(),
         ValueError,
         "^weight is not initialized; run the model once before",
     ),
@@ -329,7 +331,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)
+@each_of("make, error, message", REFUSED)
 def test_what_cannot_be_hashed_is_an_error_that_names_it(make, error, message):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

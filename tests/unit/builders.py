@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,9 @@ from pytest_aorta.verdict.verdicts import (
 
 T = TypeVar("T")
 H200 = "NVIDIA H200"
-CAUGHT = Decided(Outcome.REGRESSION, is_expected=True)
+PASS, IMPROVED, REGRESSION, CHANGED = Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSION, Outcome.CHANGED
+MISSING, NOT_APPLICABLE, INCONCLUSIVE = Outcome.MISSING, Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE
+CAUGHT = Decided(REGRESSION, is_expected=True)
 UNRECORDED = Missing(MissingPart.BASELINE, Unrecorded.CASE)
 ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
 
@@ -98,6 +100,18 @@ def broken_rule(step: StepOverlap) -> str | None:
         excess_ms[f"{kind} is more than comm_ms"] = of_kind.total_ms - step.comm_ms
         excess_ms[f"hidden_ms of {kind} is more than hidden_comm_ms"] = of_kind.hidden_ms - step.hidden_comm_ms
     return next((rule for rule, excess in excess_ms.items() if excess > 1e-5), None)
+
+
+def each_of(names: str, table: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Run a test for each row of a table, under the row's name."""
+    return pytest.mark.parametrize(names, table.values(), ids=table)
+
+
+def write(path: Path, text: str = "") -> Path:
+    """Write a file, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -178,8 +192,8 @@ def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple
 def make_verdict(outcome: Outcome | State, **changes: Any) -> Verdict:
     """Return a verdict in a state, or in one that has an outcome."""
     states = {
-        Outcome.MISSING: Missing(MissingPart.BASELINE),
-        Outcome.NOT_APPLICABLE: NotApplicable(Reason.LAUNCHER),
+        MISSING: Missing(MissingPart.BASELINE),
+        NOT_APPLICABLE: NotApplicable(Reason.LAUNCHER),
     }
     state = states.get(outcome, Decided(outcome)) if isinstance(outcome, Outcome) else outcome
     return replace(Verdict("case", "step_time_p50", state, 1.0, 1.0, None, Tolerance(0.05)), **changes)
@@ -226,6 +240,11 @@ def make_baseline(**changes: Any) -> Baseline:
     return replace(defaults, **changes)
 
 
+def baseline_of(*launches: LaunchFacts) -> Baseline:
+    """Return the baseline of launches that were recorded at once."""
+    return make_baseline(launches=stored(*launches))
+
+
 def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
     defaults = LaunchPlan(
         name="toy",
@@ -251,16 +270,14 @@ def as_rank_of(plan: LaunchPlan, monkeypatch: Any) -> Path:
     """Make this process rank 0 of a launch, as a rank's program does, and return the rank's folder."""
     folder = plan.run_dir / "ranks" / "0"
     folder.mkdir(parents=True)
-    (plan.run_dir / PLAN_FILE).write_text(json.dumps(to_builtins(plan)), encoding="utf-8")
+    write(plan.run_dir / PLAN_FILE, json.dumps(to_builtins(plan)))
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(folder))
     return folder
 
 
 def make_script_plan(folder: Path, text: str, **changes: Any) -> LaunchPlan:
     """Write a script, and return the plan of its launch in the folder ``run`` beside it."""
-    folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(text, encoding="utf-8")
-    script = {"name": "train.py", "config": {}, "script": str(folder / "train.py")}
+    script = {"name": "train.py", "config": {}, "script": str(write(folder / "train.py", text))}
     return make_plan(folder / "run", **(script | changes))
 
 
@@ -293,8 +310,7 @@ def write_ranks(run_dir: Path, *ranks: dict[str, Any]) -> None:
 
 def write_plan_file(run_dir: Path) -> None:
     """Write a plan without values; a run folder without a plan counts as deleted."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / PLAN_FILE).write_text("{}", encoding="utf-8")
+    write(run_dir / PLAN_FILE, "{}")
 
 
 def write_rank_file(run_dir: Path, rank: int, name: str, content: str | bytes) -> Path:
@@ -309,13 +325,8 @@ def make_provenance(**changes: Any) -> Provenance:
     return replace(defaults, **changes)
 
 
-# Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
-BY_RANK = {
-    "memory_bytes": "memory_bytes",
-    "elapsed": "elapsed_sec",
-    "costs": "costs",
-}
-BY_NAME = {"rank_metrics": "metrics"}
+# Arguments of make_result with one entry per rank, the parts of a Profile that they set, and those of every rank.
+BY_RANK = ("memory_bytes", "costs")
 OF_PROFILE = {
     "overlap": "steps",
     "overlap_as_run": "as_run",
@@ -324,24 +335,14 @@ OF_PROFILE = {
     "kernels": "kernels",
     "collectives": "collectives",
 }
-ON_EVERY_RANK = {
-    "weight_hashes",
-    "loss",
-    "grad_norm",
-    "tensor_hashes",
-    "environment",
-    "main_work_started",
-    "configured_iterations",
-    "total_iterations",
-}
+ON_EVERY_RANK = ("weight_hashes", "loss", "grad_norm", "tensor_hashes", "environment")
 
 
 def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:
     """Return a result of toy ranks; values of ranks are given by rank, as the properties of a result have them."""
     steps = len(rank_step_times_ms[0])
     ranks = [_rank(times, number, changes) for number, times in enumerate(rank_step_times_ms)]
-    own = {"passed", "failure_count", "failure_details", "elapsed_sec", "overlap_problem"}
-    of_ranks = own | BY_RANK.keys() | BY_NAME.keys() | OF_PROFILE.keys() | ON_EVERY_RANK
+    of_ranks = {"rank_metrics", *BY_RANK, *OF_PROFILE, *ON_EVERY_RANK}
     values = {
         "schema_version": SCHEMA_VERSION,
         "workload": "toy",
@@ -361,22 +362,12 @@ def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> Worklo
 
 
 def _rank(times: list[float], number: int, changes: dict[str, Any]) -> RankResult:
-    given = {ours: changes[name][number] for name, ours in BY_RANK.items() if changes.get(name)}
-    for name, ours in BY_NAME.items():
-        given[ours] = {key: values[number] for key, values in changes.get(name, {}).items()}
     profile = {ours: changes[name][number] for name, ours in OF_PROFILE.items() if len(changes.get(name, ())) > number}
-    profile["problem"] = changes.get("overlap_problem", "")
+    given = {name: changes[name][number] for name in BY_RANK if changes.get(name)}
     given |= {name: changes[name] for name in ON_EVERY_RANK if name in changes}
-    if number == 0:
-        given |= {name: changes[name] for name in ("passed", "failure_count") if name in changes}
-    details = changes.get("failure_details", [])
-    defaults = {
-        "elapsed_sec": changes.get("elapsed_sec", 1.0),
-        "failures": [detail for detail in details if detail.rank == number],
-        "environment": {"torch": "2.11.0", "device": "cpu", "hostname": "not kept"},
-        "profile": Profile(**profile),
-    }
-    return make_rank(times, **defaults | given)
+    given["metrics"] = {key: values[number] for key, values in changes.get("rank_metrics", {}).items()}
+    environment = {"torch": "2.11.0", "device": "cpu", "hostname": "not kept"}
+    return make_rank(times, **{"environment": environment, "profile": Profile(**profile)} | given)
 
 
 def make_report(*tests: Test, **changes: Any) -> Report:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.result.trace.kineto import BOUNDARY, events_and_boundaries, learn_step, overlap_of_device
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 
 TRAINING, BACKWARD, GLOO = 100, 101, 200
 # The origin is far from zero, as in real traces: microseconds since a recent moment, with nanoseconds as decimals.
@@ -89,6 +89,16 @@ def keep_traces(run_dir: Path, traces: Iterable[dict]) -> None:
         folder = run_dir / "ranks" / str(rank)
         folder.mkdir(parents=True)
         (folder / "trace.json.gz").write_bytes(gzip.compress(json.dumps(document).encode()))
+
+
+def totals_ms(step: StepOverlap) -> dict[str, float]:
+    """Return the time of each kind of collective in a step."""
+    return {kind: round(time.total_ms, 6) for kind, time in step.collectives.items()}
+
+
+def families(profile: Profile) -> dict[str, tuple[float, float]]:
+    """Return the time and the calls of each family of kernels in a step."""
+    return {family: (round(time.ms, 6), time.calls) for family, time in profile.kernels.items()}
 
 
 def overlap_with_host(document: dict) -> Profile:

@@ -10,7 +10,7 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import install_torch, rank_values, write_ranks
+from tests.unit.builders import install_torch, rank_values, write, write_ranks
 from tests.unit.fake_drivers import FakeNvml
 
 PLAIN = "import torch\n"
@@ -183,8 +183,7 @@ def test_script_that_resumes_is_launched_in_copies_without_its_checkpoint(
     folder, launches, capsys, kept, path, is_seeded
 ):
     for name, text in (("data/tokens.bin", "1 2 3"), ("results/kept/old", ""), (".git/HEAD", "")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        write(folder / name, text)
     (folder / kept).parent.parent.mkdir(exist_ok=True)
     seen = []
 
@@ -296,8 +295,7 @@ def test_on_gpus_times_of_kernels_get_a_tolerance_that_launches_can_decide(folde
 
 def test_scripts_of_one_name_in_two_folders_have_a_test_each(folder):
     for name in ("a", "b"):
-        (folder / name).mkdir()
-        (folder / name / "train.py").write_text(PLAIN)
+        write(folder / name / "train.py", PLAIN)
         assert main(["init", f"{name}/train.py"]) == 0
     assert {path.name for path in folder.glob("test_*.py")} == {"test_a_train.py", "test_b_train.py"}
 

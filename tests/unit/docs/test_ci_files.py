@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from pytest_aorta.plan.options import OPTIONS
-from tests.integration.ci_runner import component
+from tests.integration.ci_runner import component, read_yaml
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file() and path.suffix != ".pyc")
 ACTION, TEMPLATE = ROOT / "action.yml", ROOT / "examples/ci/aorta.yml"
-ACTION_YAML = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
+ACTION_YAML = read_yaml(ACTION)
 GITHUB = sorted([*ROOT.glob("examples/ci/github-*.yml"), *ROOT.glob(".github/workflows/*.yml")])
 SCRIPTS = [*sorted((ROOT / "examples").rglob("*.sh")), ROOT / "dev", ROOT / ".ci/run"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,13 +44,13 @@ def test_files_have_the_schemas_of_their_services(tmp_path):
 
 
 def test_examples_give_the_action_and_the_component_inputs_that_they_have():
-    workflow = yaml.safe_load((ROOT / "examples/ci/github-pull-request.yml").read_text(encoding="utf-8"))
+    workflow = read_yaml(ROOT / "examples/ci/github-pull-request.yml")
     steps = [
         step for job in workflow["jobs"].values() for step in job["steps"] if "pytest-aorta" in step.get("uses", "")
     ]
     assert steps
     assert {name for step in steps for name in step["with"]} <= set(ACTION_YAML["inputs"])
-    (included,) = yaml.safe_load((ROOT / "examples/ci/gitlab-ci.yml").read_text(encoding="utf-8"))["include"]
+    (included,) = read_yaml(ROOT / "examples/ci/gitlab-ci.yml")["include"]
     assert set(included["inputs"]) <= set(next(yaml.safe_load_all(TEMPLATE.read_text()))["spec"]["inputs"])
 
 
@@ -67,7 +67,7 @@ def test_token_of_the_action_reaches_the_comment_alone_and_inputs_reach_no_scrip
 
 
 def test_shell_code_in_yaml_is_sound():
-    jobs = [job for path in GITHUB for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()]
+    jobs = [job for path in GITHUB for job in read_yaml(path)["jobs"].values()]
     code = [step["run"] for job in (*jobs, ACTION_YAML["runs"]) for step in job["steps"] if "run" in step]
     heredocs = [component()[job]["script"][0] for job in ("aorta", "aorta comment")]
     code += [*heredocs, *(text.split("<<'END'\n")[1].rpartition("END")[0] for text in heredocs)]
@@ -77,7 +77,7 @@ def test_shell_code_in_yaml_is_sound():
 
 @pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
 def test_job_that_runs_tests_keeps_no_credentials_and_may_not_write(path):
-    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    workflow = read_yaml(path)
     for job in workflow["jobs"].values():
         checkouts = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
         assert all(step["with"]["persist-credentials"] is False for step in checkouts)
@@ -87,7 +87,7 @@ def test_job_that_runs_tests_keeps_no_credentials_and_may_not_write(path):
 
 
 def test_tokens_of_gitlab_are_those_of_an_environment_in_jobs_that_run_no_tests():
-    jobs = component() | yaml.safe_load((ROOT / "examples/ci/gitlab-ci.yml").read_text(encoding="utf-8"))
+    jobs = component() | read_yaml(ROOT / "examples/ci/gitlab-ci.yml")
     with_token = {name: job for name, job in jobs.items() if "_TOKEN" in yaml.safe_dump(job)}
     assert set(with_token) == {"aorta comment", "propose baselines"}
     assert all(job["environment"]["action"] == "access" for job in with_token.values())

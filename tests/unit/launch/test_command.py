@@ -13,7 +13,7 @@ from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import StepRecording, read_plan
 from pytest_aorta.plan.workloads import CPU_KERNELS, WorkloadSpec, case_suffix, pinned_cpu_kernels
 from pytest_aorta.plan.world import World
-from tests.unit.builders import gpus, make_plan
+from tests.unit.builders import each_of, gpus, make_plan
 
 ON_GPUS = World(2, "cuda", tuple(gpus(4)[2:]))
 SPEC = WorkloadSpec(name="toy", folder=Path("/own/toy"), class_name="Toy", description="a toy", min_world_size=2)
@@ -88,7 +88,7 @@ OF_RANKS = {
 }
 
 
-@pytest.mark.parametrize(("changes", "environ", "expected"), OF_RANKS.values(), ids=OF_RANKS)
+@each_of("changes, environ, expected", OF_RANKS)
 def test_ranks_get_devices_threads_limit_and_kernels_of_the_plan(tmp_path, monkeypatch, changes, environ, expected):
     monkeypatch.setattr(command, "pinned_cpu_kernels", lambda: dict(CPU_KERNELS))
     found = launch_environment(make_plan(tmp_path, **changes), environ)
@@ -160,7 +160,7 @@ TIMED = {
 }
 
 
-@pytest.mark.parametrize(("changes", "environ", "expected"), TIMED.values(), ids=TIMED)
+@each_of("changes, environ, expected", TIMED)
 def test_collectives_are_timed_unless_the_caller_declines(tmp_path, changes, environ, expected):
     plan = make_plan(tmp_path, **{"world": ON_GPUS} | changes)
     assert launch_environment(plan, environ).get("TORCH_NCCL_ENABLE_TIMING") == expected

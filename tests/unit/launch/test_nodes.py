@@ -19,7 +19,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import node_folder, rank_folder
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import gpus, make_plan, replace
+from tests.unit.builders import each_of, gpus, make_plan, replace
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize(("files", "reason", "detail"), CAUSES.values(), ids=CAUSES)
+@each_of("files, reason, detail", CAUSES)
 def test_launch_ends_as_the_node_that_caused_it(tmp_path, files, reason, detail):
     for node, text in enumerate(files):
         (tmp_path / f"hello{node}").write_text(json.dumps({"host": f"host{node}"}))

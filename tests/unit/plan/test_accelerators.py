@@ -15,6 +15,7 @@ from pytest_aorta.plan.accelerators import (
     visible_tokens,
 )
 from pytest_aorta.plan.device_kind import AMD, Device
+from tests.unit.builders import each_of
 from tests.unit.fake_drivers import HOT_BITS, FakeNvml
 
 
@@ -192,7 +193,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize(("device", "change", "problem"), UNREADABLE.values(), ids=UNREADABLE)
+@each_of("device, change, problem", UNREADABLE)
 def test_sensors_that_can_not_be_read_are_reported(nvml, device, change, problem):
     vars(nvml).update(change)
     with pytest.raises(SensorsUnavailable, match=problem):

@@ -30,7 +30,7 @@ from pytest_aorta.plan.reference import (
     open_worktree,
 )
 from pytest_aorta.plan.workloads import find_workload, read_workload, resolve_config
-from tests.unit.builders import git, make_plan
+from tests.unit.builders import each_of, git, make_plan, write
 from tests.unit.wheels import make_wheel
 
 YAML = """
@@ -42,12 +42,6 @@ config:
 """
 
 Opener = Callable[..., References]
-
-
-def write(path: Path, text: str = "") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def toy_yaml(key: str = "mode", values: str = "[fast, slow]", default: str = "fast") -> str:
@@ -220,7 +214,7 @@ LEFT: dict[str, Callable[[Reference], None]] = {
 }
 
 
-@pytest.mark.parametrize("leave", LEFT.values(), ids=LEFT)
+@each_of("leave", LEFT)
 def test_worktree_that_git_does_not_confirm_is_made_again_and_says_so(project, leave):
     said: list[str] = []
     left = commit_reference(References("HEAD", project, said.append))
@@ -369,7 +363,7 @@ OWN_WORKLOADS = {
 }
 
 
-@pytest.mark.parametrize(("yaml", "given", "config"), OWN_WORKLOADS.values(), ids=OWN_WORKLOADS)
+@each_of("yaml, given, config", OWN_WORKLOADS)
 def test_own_workload_is_the_commits_with_the_keys_that_the_commit_has(opener, project, yaml, given, config):
     write(project / "workloads/toy/default.yaml", yaml)
     reference = opener("HEAD").open()

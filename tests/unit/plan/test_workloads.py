@@ -13,7 +13,7 @@ from pytest_aorta.plan.workloads import (
     resolve_config,
     workload_places,
 )
-from tests.unit.builders import run_python
+from tests.unit.builders import each_of, run_python, write
 
 GOOD = """
 description: a toy
@@ -32,18 +32,16 @@ presets:
 OWN_ENVIRONMENT = "  environment: {type: object, default: {}, description: own}\n"
 
 
-def write(folder: Path, text: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "default.yaml").write_text(text, encoding="utf-8")
-    return folder
+def declare(folder: Path, text: str) -> Path:
+    return write(folder / "default.yaml", text).parent
 
 
 def good_spec(tmp_path: Path) -> WorkloadSpec:
-    return read_workload("toy", write(tmp_path / "toy", GOOD), None)
+    return read_workload("toy", declare(tmp_path / "toy", GOOD), None)
 
 
 def yaml_error(tmp_path: Path, text: str) -> str:
-    folder = write(tmp_path / "toy", text)
+    folder = declare(tmp_path / "toy", text)
     with pytest.raises(SpecError) as caught:
         read_workload("toy", folder, None)
     assert str(folder / "default.yaml") in str(caught.value)
@@ -86,7 +84,7 @@ config:
 
 def test_a_workload_has_the_keys_and_presets_of_the_file_that_it_extends(tmp_path):
     (tmp_path / "shared.yaml").write_text(SHARED)
-    spec = read_workload("toy", write(tmp_path / "toy", EXTENDING), None)
+    spec = read_workload("toy", declare(tmp_path / "toy", EXTENDING), None)
     assert resolve_config(spec, {}) == {"steps": 7, "size": "small", "scale": 1.0, "environment": {}}
     assert resolve_config(spec, {"size": "large"})["steps"] == 50
 
@@ -104,13 +102,13 @@ def test_a_workload_has_the_keys_and_presets_of_the_file_that_it_extends(tmp_pat
 def test_a_wrong_file_to_extend_is_named(tmp_path, name, shared, message):
     if shared is not None:
         (tmp_path / "shared.yaml").write_text(shared)
-    folder = write(tmp_path / "toy", EXTENDING.replace("shared.yaml", name))
+    folder = declare(tmp_path / "toy", EXTENDING.replace("shared.yaml", name))
     with pytest.raises(SpecError, match=message):
         read_workload("toy", folder, None)
 
 
 def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_path):
-    spec = read_workload("toy", write(tmp_path / "toy", "description: a toy\nclass: Toy\n"), None)
+    spec = read_workload("toy", declare(tmp_path / "toy", "description: a toy\nclass: Toy\n"), None)
     assert resolve_config(spec, {}) == {"environment": {}}
     with pytest.raises(SpecError, match=r"has no config keys \['steps'\]; there are \['environment'\]"):
         resolve_config(spec, {"steps": 3})
@@ -187,7 +185,7 @@ def test_config_is_what_a_baseline_will_hold(tmp_path):
 
 
 def test_own_workload_is_found_beside_the_installed_ones(tmp_path):
-    write(tmp_path / "workloads" / "toy", GOOD)
+    declare(tmp_path / "workloads" / "toy", GOOD)
     (tmp_path / "workloads" / "notes").mkdir()
     assert "notes" not in workload_places([tmp_path / "workloads"])
     assert {"toy", "fsdp"} <= set(workload_places([tmp_path / "workloads"]))
@@ -195,7 +193,7 @@ def test_own_workload_is_found_beside_the_installed_ones(tmp_path):
 
 
 def test_own_workload_named_like_an_installed_one_is_a_clash(tmp_path):
-    own = write(tmp_path / "workloads" / "fsdp", GOOD)
+    own = declare(tmp_path / "workloads" / "fsdp", GOOD)
     with pytest.raises(SpecError) as caught:
         find_workload("fsdp", [tmp_path / "workloads"])
     assert "workload 'fsdp' is defined twice, in " in str(caught.value)
@@ -237,11 +235,10 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("name", "value", "known", "asked"), NAMES.values(), ids=NAMES)
+@each_of("name, value, known, asked", NAMES)
 def test_class_of_another_distribution_is_found_by_its_qualified_name(tmp_path, name, value, known, asked):
     for file in ("named/__init__.py", "named/inner/__init__.py", "named/module.py", "single.py"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("raise SystemExit('imported')\n")
+        write(tmp_path / file, "raise SystemExit('imported')\n")
     distribution(tmp_path, value, name)
     code = (
         "from pytest_aorta.plan.workloads import find_workload, resolve_config, workload_places\n"
@@ -264,7 +261,7 @@ def test_name_that_two_other_distributions_have_is_qualified(tmp_path):
 
 
 def test_finding_installed_workloads_runs_none_of_their_code(tmp_path):
-    package = write(tmp_path / "noisy" / "inner", GOOD)
+    package = declare(tmp_path / "noisy" / "inner", GOOD)
     for folder in (package, package.parent):
         (folder / "__init__.py").write_text("raise SystemExit('imported')\n")
     distribution(tmp_path, "noisy.inner")
@@ -300,7 +297,7 @@ def test_variable_that_is_not_a_configs_is_refused_with_those_that_are(tmp_path,
 
 def test_unknown_key_of_an_object_is_refused_with_those_it_has(tmp_path):
     layout = "{type: object, additionalProperties: false, properties: {rows: {type: integer}}, default: {}, "
-    folder = write(tmp_path / "toy", GOOD.replace("{type: object, default: {}, ", layout))
+    folder = declare(tmp_path / "toy", GOOD.replace("{type: object, default: {}, ", layout))
     message = r"layout: .*'row' was unexpected\); there are \['rows'\]"
     with pytest.raises(SpecError, match=message):
         resolve_config(read_workload("toy", folder, None), {"layout": {"row": 1}})

@@ -13,7 +13,17 @@ from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NotApplicable, Reason, ReferenceKind, VerdictReference
-from tests.unit.builders import UNRECORDED, compared, make_baseline, make_facts, make_record, make_verdict, ran, replace
+from tests.unit.builders import (
+    UNRECORDED,
+    compared,
+    each_of,
+    make_baseline,
+    make_facts,
+    make_record,
+    make_verdict,
+    ran,
+    replace,
+)
 
 CASE = "tests/test_a.py::test_x::fsdp"
 PASS = make_verdict(Outcome.PASS, case=CASE)
@@ -143,7 +153,7 @@ AT_ONCE = {
 }
 
 
-@pytest.mark.parametrize(("tests", "is_told"), AT_ONCE.values(), ids=AT_ONCE)
+@each_of("tests, is_told", AT_ONCE)
 def test_tests_that_all_got_slower_at_once_tell_of_the_machine(tests, is_told):
     lines = summary_lines([record(*rows, platform="h200-x8") for rows in tests])
     assert any("all 3 tests with times on h200-x8 got slower at once" in line for line in lines) is is_told

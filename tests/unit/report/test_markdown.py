@@ -18,16 +18,29 @@ from pytest_aorta.report.markdown import (
 )
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import RETRIED, TestRecord
-from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Note, NoteKind
-from tests.unit.builders import CAUGHT, compared, make_facts, make_record, make_verdict, ran, replace
+from tests.unit.builders import (
+    CAUGHT,
+    IMPROVED,
+    INCONCLUSIVE,
+    MISSING,
+    NOT_APPLICABLE,
+    PASS,
+    REGRESSION,
+    compared,
+    make_facts,
+    make_record,
+    make_verdict,
+    ran,
+    replace,
+)
 from tests.unit.report.elements import Elements
 
 FAILED = make_record(
-    "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
+    "a.py::failed", [make_verdict(REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
 )
-GOOD = make_record("a.py::good", [make_verdict(Outcome.PASS)])
-OPEN = make_record("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)])
+GOOD = make_record("a.py::good", [make_verdict(PASS)])
+OPEN = make_record("a.py::open", [make_verdict(INCONCLUSIVE)])
 CROSS, WARNING, CHECK = "## \N{CROSS MARK} ", "## \N{WARNING SIGN}", "## \N{WHITE HEAVY CHECK MARK} "
 
 
@@ -84,12 +97,12 @@ def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, 
     assert rendered(records).startswith(start)
 
 
-@pytest.mark.parametrize("row", [make_verdict(Outcome.NOT_APPLICABLE), make_verdict(CAUGHT)], ids=str)
+@pytest.mark.parametrize("row", [make_verdict(NOT_APPLICABLE), make_verdict(CAUGHT)], ids=str)
 def test_verdict_that_does_not_apply_or_that_the_test_expects_is_not_a_finding(row):
     assert not re.search(r"<details>|\*\*", rendered([make_record("a.py::good", [row])]))
 
 
-@pytest.mark.parametrize("outcome", [Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED])
+@pytest.mark.parametrize("outcome", [REGRESSION, MISSING, INCONCLUSIVE, IMPROVED])
 def test_finding_is_a_line_with_its_reason(outcome):
     page = elements(rendered([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
     (line,) = page.texts["li"]
@@ -101,7 +114,7 @@ EDITED = Note("the learning rate changed: 0.1 -> 0.2", NoteKind.EDIT)
 
 
 def test_list_has_each_failure_once_by_what_was_edited_and_only_a_screen_is_open():
-    rows = (make_verdict(Outcome.REGRESSION), make_verdict(Outcome.REGRESSION, metric="weight_hash"))
+    rows = (make_verdict(REGRESSION), make_verdict(REGRESSION, metric="weight_hash"))
     failing = tuple(row.metric for row in rows)
     edited = compared(rows[0].case, rows=rows, notes=(EDITED, Note("why")), failing=failing)
     failed = [replace(FAILED, nodeid=f"a.py::{n}", comparisons=(edited,)) for n in range(12)]
@@ -127,7 +140,7 @@ def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
-    record = make_record(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
+    record = make_record(nodeid, [make_verdict(REGRESSION, detail=reason)], outcome="failed", failure=failure)
     text = rendered([record], command=("pytest", failure), repeated=(nodeid,))
     assert not re.search(r"^\s*/", text, re.MULTILINE)  # a quick action of GitLab
     page = elements(text)
@@ -172,7 +185,7 @@ def test_references_and_addresses_are_text_wherever_they_stand(text):
     launch = measured(branch=text, environment={"torch": text})
     record = make_record(
         f"a.py::t[{text}]",
-        [make_verdict(Outcome.REGRESSION, detail=text)],
+        [make_verdict(REGRESSION, detail=text)],
         outcome="failed",
         failure=text,
     )
@@ -191,7 +204,7 @@ def test_references_and_addresses_are_text_wherever_they_stand(text):
 @settings(max_examples=30)
 @given(st.integers(0, 400), st.integers(600, 20_000))
 def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
-    records = [make_record(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
+    records = [make_record(f"a.py::\N{BUG}{n}", [make_verdict(REGRESSION)]) for n in range(tests)]
     text = rendered(records, max_bytes=limit)
     assert len(text.encode()) <= limit
     shown = text.count("\N{BUG}")

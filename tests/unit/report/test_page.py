@@ -11,8 +11,9 @@ from pytest_aorta.report.data import Report, session_report
 from pytest_aorta.report.page.render import render
 from pytest_aorta.report.write import write_report, write_session_reports
 from pytest_aorta.session.record import LaunchNote, TestRecord, properties
-from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
+    PASS,
+    REGRESSION,
     compared,
     make_case,
     make_facts,
@@ -33,7 +34,7 @@ EVIL = "a.py::test[</script><script>alert(1)</script>|`*_\"'&amp;]"
 
 def as_report(nodeid: str, **changes) -> Report:
     result = make_result([[10.0, 11.0], [10.0, 12.0]], environment={"torch": EVIL}, config={EVIL: EVIL})
-    case = make_case(make_verdict(Outcome.REGRESSION, detail=EVIL), launches=[(result, result.facts)], name=EVIL)
+    case = make_case(make_verdict(REGRESSION, detail=EVIL), launches=[(result, result.facts)], name=EVIL)
     launches = (LaunchNote(has_result=True, traces=(EVIL,)),)
     test = make_test(nodeid, "failed", case, **({"failure": EVIL, "launches": launches} | changes))
     return replace(make_report(test, warnings=(EVIL,)), title=EVIL)
@@ -70,7 +71,7 @@ def test_page_of_a_run_of_eight_ranks_is_small(tmp_path):
 
 # The reports of a session
 
-GOOD = make_record("a.py::good", [make_verdict(Outcome.PASS)])
+GOOD = make_record("a.py::good", [make_verdict(PASS)])
 
 
 def test_summary_is_appended_to_what_is_there(tmp_path, monkeypatch):
@@ -91,7 +92,7 @@ def test_summary_is_appended_to_what_is_there(tmp_path, monkeypatch):
 
 
 def test_properties_have_every_measured_metric_and_its_verdict():
-    row = make_verdict(Outcome.PASS)
+    row = make_verdict(PASS)
     comparison = compared("case", make_facts(final_loss=1.5), rows=(row,))
     found = properties(TestRecord("a", comparisons=(comparison,), launches=ran(3)))
     assert found[:2] == [("aorta.launches", 3), ("aorta.step_time_p50", str(row))]

@@ -9,13 +9,7 @@ from pytest_aorta.report.page.rows import failing_first
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
 from pytest_aorta.session.record import TestRecord
-from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import (
-    make_case,
-    make_report,
-    make_test,
-    make_verdict,
-)
+from tests.unit.builders import INCONCLUSIVE, PASS, make_case, make_report, make_test, make_verdict
 from tests.unit.sample_run import make_run
 
 
@@ -44,9 +38,9 @@ def test_failed_tests_come_first_then_those_with_the_worst_verdict():
         return make_test(name, outcome, make_case(make_verdict(verdict)))
 
     tests = (
-        one("well", "passed", Outcome.PASS),
-        one("open", "passed", Outcome.INCONCLUSIVE),
-        one("broken", "failed", Outcome.PASS),
+        one("well", "passed", PASS),
+        one("open", "passed", INCONCLUSIVE),
+        one("broken", "failed", PASS),
     )
     report = make_report(*tests, make_test("no launch", "failed"))
     names = [report.tests[place].record.nodeid for place in failing_first(report)]

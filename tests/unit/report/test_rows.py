@@ -20,6 +20,11 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, VerdictReference
 from tests.unit.builders import (
     CAUGHT,
+    MISSING,
+    NOT_APPLICABLE,
+    PASS,
+    REGRESSION,
+    baseline_of,
     make_baseline,
     make_case,
     make_facts,
@@ -43,10 +48,10 @@ from tests.unit.builders import (
     ],
 )
 def test_other_side_of_a_verdict_is_named(reference, baseline, text):
-    assert compared_with(make_verdict(Outcome.PASS, reference=reference, baseline=baseline)) == text
+    assert compared_with(make_verdict(PASS, reference=reference, baseline=baseline)) == text
 
 
-FAILED = make_verdict(Outcome.REGRESSION, delta=0.0831, low=0.06, high=0.1)
+FAILED = make_verdict(REGRESSION, delta=0.0831, low=0.06, high=0.1)
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -57,17 +62,17 @@ def test_every_outcome_has_a_place_in_the_order_of_tests(outcome):
 
 def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
     verdicts = (
-        make_verdict(Outcome.NOT_APPLICABLE, metric="overlap_ratio"),
-        make_verdict(Outcome.PASS, metric="num_parameters"),
+        make_verdict(NOT_APPLICABLE, metric="overlap_ratio"),
+        make_verdict(PASS, metric="num_parameters"),
         make_verdict(CAUGHT, metric="weight_hash"),
-        make_verdict(Outcome.MISSING, metric="peak_memory_bytes"),
+        make_verdict(MISSING, metric="peak_memory_bytes"),
         FAILED,
-        make_verdict(Outcome.REGRESSION, metric="step_time_p99", delta=-0.5),
+        make_verdict(REGRESSION, metric="step_time_p99", delta=-0.5),
     )
     test = make_test("a::b", "failed", make_case(*verdicts))
     assert notable(test) == [
-        (Outcome.REGRESSION, ["step_time_p50 +8.3%", "step_time_p99 -50.0%"]),
-        (Outcome.MISSING, ["peak_memory_bytes"]),
+        (REGRESSION, ["step_time_p50 +8.3%", "step_time_p99 -50.0%"]),
+        (MISSING, ["peak_memory_bytes"]),
     ]
     assert unremarkable(test).count("1 ") == 3
 
@@ -97,7 +102,7 @@ def test_losses_of_both_sides_are_two_lines():
         SeriesFacts(name="SGD", num_steps=2, is_main=True, loss=[{"1": 2.0, "2": last}]) for last in (4.0, 3.0)
     )
     launch = make_result([[1.0]]), make_facts(series=[here])
-    case = make_case(launches=[launch], baseline=make_baseline(launches=stored(make_facts(series=[there]))))
+    case = make_case(launches=[launch], baseline=baseline_of(make_facts(series=[there])))
     plots = case_plots(case)
     assert plots["loss"]["steps"] == [1, 2]
     assert [line["values"] for line in plots["loss"]["lines"]] == [[2.0, 4.0], [2.0, 3.0]]
@@ -134,7 +139,7 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
         measured(measured_at="2026-01-02T03:04:05Z", command=["pytest", "-k", "a b"], dirty=True),
     )
     reference = measured(commit="beef" * 10, branch=None, dirty=False)
-    row = make_verdict(Outcome.PASS, reference=VerdictReference(ReferenceKind.AB, "main"))
+    row = make_verdict(PASS, reference=VerdictReference(ReferenceKind.AB, "main"))
     case = make_case(row, launches=launches, reference=[reference], baseline=make_baseline())
     table = provenance([case])
     assert list(table) == ["candidate", "A/B reference main", "stored baseline\xa01"]

@@ -16,7 +16,7 @@ from pytest_aorta.plan.reference import Reference, Worktree
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, write_plan_file, write_rank_file
+from tests.unit.builders import ENDED_WELL, each_of, make_plan, rank_values, replace, write_plan_file, write_rank_file
 
 Files = dict[str, str | bytes]
 NOTHING: Files = {}
@@ -317,7 +317,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+@each_of("case", ERRORS)
 def test_first_failure_is_named_and_what_follows_from_it(tmp_path, case):
     left, *parts = case
     check_parts(diagnose(tmp_path, left).text, tuple(parts))
@@ -403,7 +403,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize(("files", "headline", "rest"), SHOWN.values(), ids=SHOWN)
+@each_of("files, headline, rest", SHOWN)
 def test_error_is_shown_once_with_its_message_and_its_frames(tmp_path, files, headline, rest):
     first, *lines = diagnose(tmp_path, Left({0: files})).text.splitlines()
     assert first.endswith(headline)
@@ -557,7 +557,7 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize("case", HANGS.values(), ids=HANGS)
+@each_of("case", HANGS)
 def test_hang_names_the_rank_that_others_wait_for_and_where_ranks_are(tmp_path, case):
     left, named, *parts = case
     found = diagnose(tmp_path, left)
@@ -724,7 +724,7 @@ SKIPPED = {
 }
 
 
-@pytest.mark.parametrize(("whole", "skipping"), SKIPPED.values(), ids=SKIPPED)
+@each_of("whole, skipping", SKIPPED)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_that_left_its_own_order_of_collectives_is_named(tmp_path, rank, whole, skipping):
     ranks = {

@@ -22,6 +22,7 @@ from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from tests.unit.builders import (
     ENDED_WELL,
+    each_of,
     make_plan,
     make_result,
     rank_values,
@@ -140,7 +141,7 @@ NOT_STRICT = {
 }
 
 
-@pytest.mark.parametrize(("text", "message"), NOT_STRICT.values(), ids=NOT_STRICT)
+@each_of("text, message", NOT_STRICT)
 def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
     assert message in rank_file_error(tmp_path, text)
 

@@ -20,7 +20,7 @@ from pytest_aorta.verdict.verdicts import (
     Verdict,
     VerdictReference,
 )
-from tests.unit.builders import make_baseline, make_facts, make_record, make_verdict
+from tests.unit.builders import INCONCLUSIVE, NOT_APPLICABLE, PASS, make_baseline, make_facts, make_record, make_verdict
 
 MARKED = {"step_time_p50": Tolerance(0.05), "weight_hash": Tolerance(None)}
 VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -74,6 +74,6 @@ def test_record_survives_the_way_from_a_worker(comparisons, launches, lacked, fa
 
 
 def test_record_is_undecided_as_soon_as_one_verdict_is():
-    decided = [make_verdict(Outcome.PASS), make_verdict(Outcome.NOT_APPLICABLE)]
+    decided = [make_verdict(PASS), make_verdict(NOT_APPLICABLE)]
     assert not make_record("a::b", decided).is_undecided
-    assert make_record("a::b", [*decided, make_verdict(Outcome.INCONCLUSIVE)]).is_undecided
+    assert make_record("a::b", [*decided, make_verdict(INCONCLUSIVE)]).is_undecided

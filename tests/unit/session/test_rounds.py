@@ -12,7 +12,6 @@ from pytest_aorta.session.rounds import Repeated, comparison_text, in_pairs, joi
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
-from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
     Decided,
     NotApplicable,
@@ -24,7 +23,13 @@ from pytest_aorta.verdict.verdicts import (
     Verdicts,
 )
 from tests.unit.builders import (
+    CHANGED,
+    INCONCLUSIVE,
+    MISSING,
+    PASS,
+    REGRESSION,
     UNRECORDED,
+    baseline_of,
     compared,
     launches_near,
     make_baseline,
@@ -35,7 +40,7 @@ from tests.unit.builders import (
     with_p50,
 )
 
-BASELINE = make_baseline(launches=stored(*launches_near(10.0, 10)))
+BASELINE = baseline_of(*launches_near(10.0, 10))
 TIMES = {"step_time_p50": Tolerance(0.05)}
 
 
@@ -61,28 +66,28 @@ SLOW_AND_NOISY = [10.5, 13.0, 10.4, 12.0, 10.6, 14.0, 10.4, 13.0, 10.5, 12.0, 10
 
 @pytest.mark.parametrize(("allowed", "made"), [(1, 1), (2, 1), (3, 3), (4, 3), (13, 13)])
 def test_launches_end_at_the_last_look_that_is_allowed(allowed, made):
-    assert settled(SLOW_AND_NOISY, allowed) == (Outcome.INCONCLUSIVE, made)
+    assert settled(SLOW_AND_NOISY, allowed) == (INCONCLUSIVE, made)
 
 
 def test_launches_end_where_none_that_is_left_could_decide():
-    assert settled([12.0, 9.0, 12.0], 13) == (Outcome.INCONCLUSIVE, 3)
+    assert settled([12.0, 9.0, 12.0], 13) == (INCONCLUSIVE, 3)
 
 
 def test_decided_rows_stay_while_another_is_open():
     first = make_facts(final_loss=2.0)
     later = [with_p50(make_facts(final_loss=9.0), p50) for p50 in (9.0, 12.0)]
-    baseline = make_baseline(launches=stored(*launches_near(10.0, 10, final_loss=2.0)))
+    baseline = baseline_of(*launches_near(10.0, 10, final_loss=2.0))
     marked = {"final_loss": Tolerance(0.05), "step_time_p50": Tolerance(0.05)}
     comparison = stored_comparison(5, baseline, marked)
     verdicts = settle(with_baseline(comparison, with_p50(first, 12.0)), lambda side: later.pop())
     assert later == []
-    assert (verdicts["final_loss"].outcome, verdicts["final_loss"].launches) == (Outcome.PASS, 1)
+    assert (verdicts["final_loss"].outcome, verdicts["final_loss"].launches) == (PASS, 1)
 
 
 def test_time_that_got_worse_beside_an_exact_difference_is_decided():
     slow = with_p50(make_facts(weight_hashes={"10": "f" * 16}), 12.0)
     verdicts = settle(with_baseline(stored_comparison(5), slow), lambda side: slow)
-    assert [row.outcome for row in verdicts.failing()] == [Outcome.REGRESSION] * 2
+    assert [row.outcome for row in verdicts.failing()] == [REGRESSION] * 2
 
 
 def test_launch_that_ends_an_iteration_does_not_end_the_comparison():
@@ -111,14 +116,14 @@ def pairs(
 @pytest.mark.parametrize(("reference_first", "expected"), [(False, ["old", "new"]), (True, ["new", "old"])])
 def test_launches_that_are_there_are_the_first_pair_and_the_next_has_the_other_order(reference_first, expected):
     row, order = pairs((10.0,), 10.0, 6, made=1, reference_first=reference_first)
-    assert (row.outcome, row.launches) == (Outcome.PASS, 2)
+    assert (row.outcome, row.launches) == (PASS, 2)
     assert order == expected
 
 
 @pytest.mark.parametrize("allowed", [2, 3, 4, 6])
 def test_pairs_end_at_the_most_that_are_allowed(allowed):
     row, order = pairs((12.0, 9.0), 10.0, allowed, made=0)
-    assert row.state == Decided(Outcome.INCONCLUSIVE)
+    assert row.state == Decided(INCONCLUSIVE)
     assert len(order) == 2 * allowed
 
 
@@ -129,7 +134,7 @@ def is_left_to_pairs(comparison: StoredComparison, first) -> bool:
 
 @pytest.mark.parametrize(("most", "expected"), [(5, True), (1, False)])
 def test_metric_that_no_launch_could_decide_is_left_to_an_a_b(most, expected):
-    few = make_baseline(launches=stored(*launches_near(10.0, 3, deviation=0.05, seed=2)))
+    few = baseline_of(*launches_near(10.0, 3, deviation=0.05, seed=2))
     assert is_left_to_pairs(stored_comparison(most, few, TIMES), make_facts()) is expected
 
 
@@ -138,22 +143,22 @@ def test_metric_of_a_workload_that_the_baseline_leaves_out_is_decided_by_an_a_b(
     baseline = make_baseline(launches=stored(good), left_out={"accuracy": "too noisy"})
     comparison = stored_comparison(3, baseline, parse_tolerances({"accuracy": "-5%"}, "here"))
     verdicts = settle(with_both(comparison, worse, "main"), lambda side: worse if side is Side.CANDIDATE else good)
-    assert verdicts["accuracy"].outcome is Outcome.REGRESSION
+    assert verdicts["accuracy"].outcome is REGRESSION
 
 
 @pytest.mark.parametrize(("marked", "expected"), [(TIMES, True), ({}, False)])
 def test_marked_time_of_another_machine_is_left_to_an_a_b(marked, expected):
-    baseline = make_baseline(launches=stored(on_cpu(block="f" * 12)))
+    baseline = baseline_of(on_cpu(block="f" * 12))
     assert is_left_to_pairs(stored_comparison(5, baseline, marked), on_cpu()) is expected
 
 
 def test_verdicts_of_an_a_b_take_the_places_of_the_stored_ones():
     open_row = make_verdict(Open())
-    stays = make_verdict(Outcome.PASS, metric="weight_hash")
+    stays = make_verdict(PASS, metric="weight_hash")
     reference = VerdictReference(ReferenceKind.AB, "main")
-    paired = make_verdict(Outcome.REGRESSION, detail="why", reference=reference)
+    paired = make_verdict(REGRESSION, detail="why", reference=reference)
     verdicts = joined(Verdicts("case", (open_row, stays), (Note("a"),)), Verdicts("A/B", (paired,), (Note("b"),)))
-    assert [row.outcome for row in verdicts.rows] == [Outcome.REGRESSION, Outcome.PASS]
+    assert [row.outcome for row in verdicts.rows] == [REGRESSION, PASS]
     assert (verdicts.case, verdicts.notes) == ("case", (Note("b"),))
     assert "A/B with main" in verdicts["step_time_p50"].reason
 
@@ -175,7 +180,7 @@ def text_of(
     marked = marked or {"peak_memory_bytes": Tolerance(0.02)}
     comparison = StoredComparison("tests/test_a.py::test_x::fsdp", config, baseline, marked, num_launches, str(FILE))
     verdicts = comparison.judge(launches)
-    failing = verdicts.failing({Outcome.MISSING})
+    failing = verdicts.failing({MISSING})
     case = "tests/test_a.py::test_x::fsdp"
     ended = compared(
         case, *launches, platform="cpu-x1-gloo", workload="toy", baseline=str(FILE), notes=(Note("a note"),)
@@ -210,7 +215,7 @@ def test_slower_step_says_what_confirms_finds_and_accepts_it(commit):
 
 def test_other_number_of_steps_is_one_line_also_for_a_metric_that_needs_more():
     long = make_facts(num_steps=100)
-    lines = text_of(make_baseline(launches=stored(long)), num_steps=99, metrics={"peak_memory_bytes": 1.0})
+    lines = text_of(baseline_of(long), num_steps=99, metrics={"peak_memory_bytes": 1.0})
     assert "recorded with 100 measured steps, the test has 99" in lines[0]
     assert lines[1].startswith("  measured")
 
@@ -225,7 +230,7 @@ def test_metric_that_the_launch_lost_is_named_beside_a_missing_baseline():
 def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
     rows = [
         *(make_verdict(UNRECORDED, metric=name, detail="no baseline") for name in ("a", "b")),
-        *(make_verdict(Outcome.REGRESSION, metric=name, delta=delta) for name, delta in (("c", 0.1), ("d", -0.5))),
+        *(make_verdict(REGRESSION, metric=name, delta=delta) for name, delta in (("c", 0.1), ("d", -0.5))),
     ]
     first, second, missing, measured, *_ = comparison_text(compared("case", make_facts()), rows).splitlines()
     assert (first.split()[1], second.split()[1]) == ("d", "c")
@@ -235,15 +240,15 @@ def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
 
 def test_cause_that_several_metrics_share_is_said_once():
     names = {"scheduled_step_ms": "why", "scheduled_overlap_ratio": "why", "flops": "mm"}
-    rows = [make_verdict(Outcome.REGRESSION, metric=name, detail=detail) for name, detail in names.items()]
+    rows = [make_verdict(REGRESSION, metric=name, detail=detail) for name, detail in names.items()]
     lines = comparison_text(compared("case", make_facts()), rows).splitlines()
     causes = [line.split()[1:] for line in lines if line.startswith("  cause")]
     assert causes == [["scheduled_step_ms,", "scheduled_overlap_ratio:", "why"], ["flops:", "mm"]]
 
 
 def test_cost_that_went_down_stands_beside_a_regression_as_it_may_be_its_cause():
-    fewer = make_verdict(Outcome.CHANGED, metric="collectives", baseline=5, value=4, delta=-0.2, detail="gone")
-    failing = make_verdict(Outcome.REGRESSION, metric="weight_hash")
+    fewer = make_verdict(CHANGED, metric="collectives", baseline=5, value=4, delta=-0.2, detail="gone")
+    failing = make_verdict(REGRESSION, metric="weight_hash")
     text = comparison_text(compared("case", make_facts(), rows=(fewer, failing)), [failing])
     assert re.search(r"  changed +collectives .*\(5 -> 4\): gone", text)
 
@@ -286,7 +291,7 @@ def test_failed_ab_tells_how_the_sides_differ_and_what_finds_the_change(version,
     there = there.replace(provenance=there.provenance.replace(side=f"{version}: torch 2.12.1 -> 2.13.0"))
     here = make_facts(weight_hashes={"4": "b" * 16})
     pairs = PairedComparison("case", parse_tolerances({"weight_hash": "exact"}, "x"), ["weight_hash"], 1, version)
-    failing = pairs.judge([here], [there]).failing({Outcome.MISSING})
+    failing = pairs.judge([here], [there]).failing({MISSING})
     sides = [compared("case", facts, side=side) for facts, side in ((here, Side.CANDIDATE), (there, Side.REFERENCE))]
     launches = tuple(launch for side in sides for launch in side.launches)
     ended = sides[0].replace(launches=launches, workload="toy", platform="cpu-x1-gloo", baseline=str(FILE))

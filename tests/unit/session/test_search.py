@@ -52,14 +52,24 @@ class Commits:
         return AortaError(f"end {len(point)}: {error}")
 
 
+def make_search(
+    launch: Callable[[int], LaunchFacts],
+    *metrics: str,
+    marked: dict[str, Tolerance] | None = None,
+    commits: Any = None,
+    say: Callable[[str], object] = lambda _: None,
+) -> Search:
+    comparison = PairedComparison("case", marked or {}, metrics, 12, "c0")
+    return Search(commits or Commits(), comparison, launch(0), lambda point: launch(len(point)), say)
+
+
 def search(
     metric: str, launch: Callable[[int], LaunchFacts], marked: dict[str, Tolerance] | None = None
 ) -> tuple[str, Commits]:
     """Return the text of a search's end, and the commits."""
     commits = Commits()
-    comparison = PairedComparison("case", marked or {}, [metric], 12, "c0")
     with pytest.raises(ComparisonFailed) as ended:
-        Search(commits, comparison, launch(0), lambda point: launch(len(point)), lambda _: None).run()  # type: ignore[arg-type]
+        make_search(launch, metric, marked=marked, commits=commits).run()
     return str(ended.value), commits
 
 
@@ -98,9 +108,7 @@ def test_metric_that_the_ends_can_not_share_is_named_beside_those_that_do_not_di
         return facts.replace(environment=facts.environment | {"torch": f"2.1{number}.0"})
 
     said: list[str] = []
-    line: Any = Commits()
-    comparison = PairedComparison("case", {}, only, 12, "c0")
-    search = Search(line, comparison, launch(0), lambda point: launch(len(point)), said.append)
+    search = make_search(launch, *only, say=said.append)
     if only == ["weight_hash"]:
         with pytest.raises(
             ComparisonFailed, match=r"undecided: the ends can't be told apart\n  Not applicable: weight_h"
@@ -117,10 +125,8 @@ def test_metric_that_can_not_be_compared_is_not_searched_beside_one_that_changed
         return facts.replace(environment=facts.environment | {"bitwise_reproducible": False})
 
     marked = {"weight_hash": Tolerance(None, origin=Origin.MARKER), "num_parameters": Tolerance(None)}
-    line: Any = Commits()
-    comparison = PairedComparison("case", marked, [*marked], 12, "c0")
     with pytest.raises(ComparisonFailed, match="found: c5"):
-        Search(line, comparison, launch(0), lambda point: launch(len(point)), lambda _: None).run()
+        make_search(launch, *marked, marked=marked).run()
 
 
 def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
@@ -132,9 +138,7 @@ def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
             raise LaunchError("boom")
         return make_facts(weight_hashes={"4": "ab"[number >= 4] * 16})
 
-    comparison = PairedComparison("case", {}, ["step_time_p50"], 12, "c0")
-    line: Any = Commits()
-    failing = Search(line, comparison, launch(0), lambda point: launch(len(point)), lambda _: None)
+    failing = make_search(launch, "step_time_p50")
     with pytest.raises(AortaError, match="end 8: boom"):
         failing.run()
 
@@ -142,7 +146,6 @@ def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
 def test_interrupted_search_goes_on_after_the_points_that_it_knows(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     commits, said = Commits(), []
-    comparison = PairedComparison("case", {}, ["num_parameters"], 12, "c0")
 
     def launch(number: int) -> LaunchFacts:
         said.append(f"launched c{number}")
@@ -151,7 +154,7 @@ def test_interrupted_search_goes_on_after_the_points_that_it_knows(monkeypatch, 
         return make_facts(metrics={"num_parameters": 2.0 if number >= 7 else 1.0})
 
     def run() -> None:
-        Search(commits, comparison, launch(0), lambda point: launch(len(point)), said.append).run()  # type: ignore[arg-type]
+        make_search(launch, "num_parameters", commits=commits, say=said.append).run()
 
     with pytest.raises(KeyboardInterrupt):
         run()

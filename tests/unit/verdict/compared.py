@@ -6,10 +6,10 @@ from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import BaselineRecording
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import launches_near, make_baseline, make_facts, make_options, stored
+from tests.unit.builders import baseline_of, launches_near, make_baseline, make_facts, make_options
 
 CONFIG = make_baseline().config
-STABLE = make_baseline(launches=stored(*launches_near(10.0, 10)))
+STABLE = baseline_of(*launches_near(10.0, 10))
 LONG = {"num_steps": 100, "step_time_ms": {"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0}}
 SURE = {"torch": "2.11.0", "device": "cuda", "deterministic_algorithms": True, "bitwise_reproducible": True}
 PINNED = "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2"
@@ -60,7 +60,7 @@ def launches_needed(facts, marked, most: int = 10) -> int:
     """Return the number of launches that a recording takes if all are equal."""
     new = recording(facts, marked, launches=most)
     counts = range(1, most)
-    return next((n for n in counts if not new.needs_another(make_baseline(launches=stored(*[facts] * n)))), most)
+    return next((n for n in counts if not new.needs_another(baseline_of(*[facts] * n))), most)
 
 
 def texts(verdicts: Verdicts) -> list[str]:

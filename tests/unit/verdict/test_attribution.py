@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_aorta.verdict.attribution import SPEED_METRICS, Sides
-from tests.unit.builders import H200, make_facts
+from tests.unit.builders import H200, each_of, make_facts
 
 OLD = {
     "commit": "a" * 40,
@@ -53,7 +53,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("changes", "known", "claimed"), CASES.values(), ids=CASES)
+@each_of("changes, known, claimed", CASES)
 def test_cause_is_claimed_only_where_facts_tell_it(changes, known, claimed):
     before = make_facts(**OLD | {"system": {"pytest_aorta": "1", **OLD["system"]}})
     after = make_facts(**OLD | LATER | changes)

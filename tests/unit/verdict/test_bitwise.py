@@ -19,8 +19,7 @@ from pytest_aorta.verdict.bitwise import (
     locate_operator,
     split,
 )
-from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_result, replace
+from tests.unit.builders import NOT_APPLICABLE, PASS, REGRESSION, each_of, make_result, replace
 
 HASHES = {"1": "a" * 32, "2": "b" * 32, "3": "c" * 32}
 
@@ -35,7 +34,7 @@ def rows(candidate, reference, steps=3, metrics=tuple(STEP_METRICS)):
 
 
 def test_sign_of_a_zero_is_a_difference():
-    assert rows(trained(loss=[0.0, 2.0, 1.0]), trained(loss=[-0.0, 2.0, 1.0]))["loss"].outcome is Outcome.REGRESSION
+    assert rows(trained(loss=[0.0, 2.0, 1.0]), trained(loss=[-0.0, 2.0, 1.0]))["loss"].outcome is REGRESSION
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -70,7 +69,7 @@ def test_bits_that_differ_by_a_setting_are_a_regression_that_names_it():
     facts = {"torch": "2.11.0", "device": "cpu", "num_threads": 1}
     candidate = trained(loss=[3.0, 2.0, 9.0], environment=facts | {"num_threads": 2})
     row = rows(candidate, trained(environment=facts))["loss"]
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert "first in step 3" in row.detail
     assert "num_threads 1 -> 2" in row.detail
 
@@ -78,15 +77,15 @@ def test_bits_that_differ_by_a_setting_are_a_regression_that_names_it():
 def test_bits_that_differ_between_environments_are_not_applicable():
     other = trained(loss=[3.0, 2.0, 9.0], environment={"torch": "2.13.0", "device": "cpu"})
     found = rows(other, trained())
-    assert found["loss"].outcome is Outcome.NOT_APPLICABLE
+    assert found["loss"].outcome is NOT_APPLICABLE
     assert "torch '2.11.0' -> '2.13.0'" in found["loss"].reason
-    assert found["weight_hash"].outcome is Outcome.PASS
+    assert found["weight_hash"].outcome is PASS
 
 
 def test_difference_without_deterministic_mode_fails_and_says_so():
     chance = {"torch": "2.11.0", "device": "cuda", "bitwise_reproducible": False}
     row = rows(trained(environment=chance, loss=[3.0, 2.0, 9.0]), trained(environment=chance))["loss"]
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert "run both in their deterministic mode" in row.reason
 
 
@@ -107,7 +106,7 @@ def test_verdict_and_first_difference_agree(here, there):
     [row] = compare_steps("case", candidate, reference, steps, ["loss"])
     odd = [step for step in range(1, steps + 1) if here[step - 1].hex() != there[step - 1].hex()]
     assert first_difference(candidate, reference, steps, ["loss"]) == (Difference(odd[0], "loss") if odd else None)
-    assert row.outcome is (Outcome.REGRESSION if odd else Outcome.PASS)
+    assert row.outcome is (REGRESSION if odd else PASS)
 
 
 def test_metrics_are_distinguished_by_what_they_are_about():
@@ -319,7 +318,7 @@ LOCATED = {
 }
 
 
-@pytest.mark.parametrize(("candidate", "reference", "parts"), LOCATED.values(), ids=LOCATED)
+@each_of("candidate, reference, parts", LOCATED)
 def test_first_operator_that_differs_is_named_with_its_place_and_what_differs(candidate, reference, parts):
     found = locate_operator(dict(enumerate(candidate)), dict(enumerate(reference)))
     assert [part for part in parts if part not in found] == []

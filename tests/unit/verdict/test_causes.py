@@ -9,19 +9,20 @@ from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.sensors import PlatformFacts, Sample, summarize
 from pytest_aorta.verdict.causes import Straggler, notes, split, straggler
-from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Open, Verdicts
 from tests.unit.builders import (
+    PASS,
+    REGRESSION,
+    baseline_of,
     changed,
+    each_of,
     gpus,
     launches_near,
-    make_baseline,
     make_facts,
     make_plan,
     make_result,
     on_cpu,
     rank_values,
-    stored,
     with_p50,
     write_ranks,
 )
@@ -94,7 +95,7 @@ STRAGGLERS = {
 }
 
 
-@pytest.mark.parametrize(("here", "there", "expected"), STRAGGLERS.values(), ids=STRAGGLERS)
+@each_of("here, there, expected", STRAGGLERS)
 def test_straggler_is_the_rank_that_the_others_wait_for_more_than_in_the_reference(here, there, expected):
     assert straggler(here, there) == expected
 
@@ -139,7 +140,7 @@ NOTES = {
 }
 
 
-@pytest.mark.parametrize(("here", "there", "found"), NOTES.values(), ids=NOTES)
+@each_of("here, there, found", NOTES)
 def test_what_changes_within_launches_or_slows_them_is_noted(here, there, found):
     assert [*notes(here, there, "baseline")] == found
 
@@ -153,12 +154,12 @@ def launches(p50: float, count: int, parts: dict[str, float] | None, rank: int |
 
 
 def compared(here, there) -> Verdicts:
-    return check(*here, baseline=make_baseline(launches=stored(*there)))
+    return check(*here, baseline=baseline_of(*there))
 
 
 def test_regression_names_the_parts_and_the_critical_rank():
     verdicts = compared(launches(22.4, 3, CHANGED, rank=1), launches(10.0, 10, USUAL))
-    assert verdicts["step_time_p50"].outcome is Outcome.REGRESSION
+    assert verdicts["step_time_p50"].outcome is REGRESSION
     [note] = texts(verdicts)
     for part in ("+12.4 ms on rank 1", "compute +2.0", "extra compute +8.1", "communication +1.9", "rest +0.1"):
         assert part in note
@@ -187,7 +188,7 @@ def test_slower_tail_is_not_split():
         for facts, p99 in ((launches(10.0, 3, CHANGED), 30.0), (launches(10.0, 10, USUAL), 12.0))
     )
     verdicts = compared(slow, usual)
-    assert (verdicts["step_time_p99"].outcome, texts(verdicts)) == (Outcome.REGRESSION, [])
+    assert (verdicts["step_time_p99"].outcome, texts(verdicts)) == (REGRESSION, [])
 
 
 def test_regression_without_a_breakdown_of_both_sides_is_not_split():
@@ -206,7 +207,7 @@ def hot_facts() -> PlatformFacts:
 
 
 def judged(*launches: LaunchFacts) -> Verdicts:
-    return check(*launches, baseline=make_baseline(launches=stored(*STEADY)), max_launches=5)
+    return check(*launches, baseline=baseline_of(*STEADY), max_launches=5)
 
 
 def test_result_keeps_what_devices_did_and_reads_it_again(tmp_path):
@@ -230,15 +231,15 @@ def test_first_slow_launch_that_was_throttled_says_so_and_asks_for_another_one()
 
 def test_pass_of_a_throttled_launch_needs_no_reason_and_has_the_note():
     verdicts = judged(changed(STEADY[0], throttled=HOT))
-    assert (verdicts["step_time_p50"].outcome, verdicts["step_time_p50"].reason) == (Outcome.PASS, "")
+    assert (verdicts["step_time_p50"].outcome, verdicts["step_time_p50"].reason) == (PASS, "")
     assert texts(verdicts) == [f"launch 1: {HOT}"]
 
 
 def test_memory_that_grew_is_not_put_down_to_throttling():
     memory = make_facts(metrics={"peak_memory_bytes": 1e9})
     launches = [changed(memory, metrics={"peak_memory_bytes": 2e9}, throttled=HOT)] * 3
-    row = check(*launches, baseline=make_baseline(launches=stored(*[memory] * 10)), max_launches=5)["peak_memory_bytes"]
-    assert (row.outcome, row.reason) == (Outcome.REGRESSION, "")
+    row = check(*launches, baseline=baseline_of(*[memory] * 10), max_launches=5)["peak_memory_bytes"]
+    assert (row.outcome, row.reason) == (REGRESSION, "")
 
 
 def test_throttled_reference_is_noted_since_it_can_hide_a_regression():

@@ -4,9 +4,8 @@ import pytest
 
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost, Costs, distinct_costs
 from pytest_aorta.verdict.metrics import parse_tolerances
-from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, MissingPart, NotApplicable, NoteKind, Reason
-from tests.unit.builders import make_baseline, on_cpu, stored
+from tests.unit.builders import CHANGED, IMPROVED, MISSING, PASS, REGRESSION, baseline_of, on_cpu
 from tests.unit.verdict.compared import check, launches_needed, outcomes, texts
 
 GATHERS = CollectiveCost("all_gather", 4, 2, "bfloat16", 4_000_000)
@@ -27,7 +26,7 @@ def launch(*ranks: Costs, **changes):
 
 def judged(*ranks: Costs, before=(), marked=None, **changes):
     """Return the verdicts of one launch against a baseline of unchanged launches, which the first of ``before`` is."""
-    baseline = make_baseline(launches=stored(*(before or [launch()])))
+    baseline = baseline_of(*(before or [launch()]))
     return check(launch(*ranks, **changes), baseline=baseline, marked=parse_tolerances(marked or {}, "test"))
 
 
@@ -39,7 +38,6 @@ MORE_GATHERS = changed(collectives=[GATHERS.replace(calls=5, bytes=5_050_000)])
 IN_FLOAT32 = changed(collectives=[GATHERS.replace(dtype="float32", bytes=8_000_000)])
 ONE_MORE = changed(operators={"aten::mm": 100, "aten::add": 900, "aten::neg": 1})
 OTHERS = changed(operators={"aten::mm": 100, "aten::sub": 900})
-REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
         (changed(recompilations=8), "recompilations", None, REGRESSION, "8 in 20 measured steps, 0 before"),
         (changed(compiled_graphs=1), "compiled_graphs", None, REGRESSION, "+ compiled_graphs x 1"),
         (changed(graph_breaks=1), "graph_breaks", None, REGRESSION, "+ graph_breaks x 1"),
-        (changed(kernels={"gemm": 3}), "kernels", None, Outcome.MISSING, "the baseline has no kernels"),
+        (changed(kernels={"gemm": 3}), "kernels", None, MISSING, "the baseline has no kernels"),
     ],
 )
 def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, outcome, detail):
@@ -145,14 +143,14 @@ REDUCED = changed(collectives=[GATHERS.replace(calls=3), GATHERS.replace(kind="r
 def test_fewer_collectives_are_no_improvement_beside_a_regression():
     more_copies = GONE.replace(host_copies={"aten::_local_scalar_dense": 1})
     verdicts = judged(more_copies, more_copies)
-    assert verdicts["collectives"].outcome is Outcome.CHANGED
+    assert verdicts["collectives"].outcome is CHANGED
     assert "stale" not in str(verdicts["collectives"])
     fewer = changed(operators={"aten::mm": 90})
     assert "stale" in str(judged(fewer, fewer)["operators"])
 
 
 def test_collective_that_is_gone_fails_where_weights_are_not_compared():
-    assert judged(GONE, GONE)["collectives"].outcome is Outcome.IMPROVED
+    assert judged(GONE, GONE)["collectives"].outcome is IMPROVED
     without = judged(GONE, GONE, before=[launch(COSTS, COSTS, weight_hashes={})], weight_hashes={})
     assert without["collectives"].outcome is REGRESSION
 
@@ -196,7 +194,7 @@ def test_what_differs_between_launches_of_the_baseline_is_left_out_by_name():
 
 def test_costs_of_other_simulated_ranks_are_missing():
     here, there = (on_cpu(costs=distinct_costs([COSTS], [rank]), simulated=True) for rank in (3, 0))
-    row = check(here, baseline=make_baseline(launches=stored(there))).rows[0]
+    row = check(here, baseline=baseline_of(there)).rows[0]
     assert row.state == Missing(MissingPart.BASELINE_VALUE)
     assert row.detail.startswith("the launch has the costs of ranks [3], the baseline of ranks [0]; record it again")
 

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from pytest_aorta.result.series import LocalWeights, Setting, diverged, series_facts
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, CostsOfRanks
 from pytest_aorta.verdict.edits import edits
-from tests.unit.builders import make_facts
+from tests.unit.builders import each_of, make_facts
 from tests.unit.verdict.test_series import launch, series
 
 LR = {"lr": {"1": 0.01, "2": 0.009}}
@@ -285,7 +283,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("here", "there", "expected"), CASES.values(), ids=CASES)
+@each_of("here, there, expected", CASES)
 def test_sentence_names_what_differs_first(here, there, expected):
     assert edits([here], [there]) == expected
 

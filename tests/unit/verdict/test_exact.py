@@ -4,8 +4,17 @@ import pytest
 
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
-from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.builders import (
+    MISSING,
+    NOT_APPLICABLE,
+    PASS,
+    REGRESSION,
+    baseline_of,
+    make_baseline,
+    make_facts,
+    on_cpu,
+    with_p50,
+)
 from tests.unit.verdict.compared import (
     LONG,
     OTHER_WEIGHTS,
@@ -24,8 +33,8 @@ from tests.unit.verdict.compared import (
 def test_counts_are_exact_on_any_machine():
     launch = on_cpu(metrics={"num_parameters": 100.0}, block="f" * 12)
     changed = on_cpu(metrics={"num_parameters": 101.0})
-    row = check(changed, baseline=make_baseline(launches=stored(launch)))["num_parameters"]
-    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "exact")
+    row = check(changed, baseline=baseline_of(launch))["num_parameters"]
+    assert (row.outcome, str(row.tolerance)) == (REGRESSION, "exact")
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
@@ -33,7 +42,7 @@ def test_exact_metric_of_every_launch_is_compared(odd):
     launches = [make_facts() for _ in range(3)]
     launches[odd] = make_facts(weight_hashes={"10": "f" * 16})
     row = check(*launches, baseline=make_baseline())["weight_hash"]
-    assert (row.outcome, row.value, row.baseline) == (Outcome.REGRESSION, "f" * 16, "0" * 16)
+    assert (row.outcome, row.value, row.baseline) == (REGRESSION, "f" * 16, "0" * 16)
 
 
 CUDA = SURE | {"attention": "flash", "tf32_matmul": False}
@@ -57,20 +66,20 @@ SETTINGS = [
 @pytest.mark.parametrize(("recorded", "changed", "text"), SETTINGS)
 @pytest.mark.parametrize("metric", ["weight_hash", "final_loss"])
 def test_changed_number_fails_and_names_the_numeric_setting_that_changed(recorded, changed, text, metric):
-    baseline = make_baseline(launches=stored(make_facts(environment=recorded, final_loss=1.0)))
+    baseline = baseline_of(make_facts(environment=recorded, final_loss=1.0))
     candidate = make_facts(
         environment=recorded | changed, weight_hashes=OTHER_WEIGHTS, final_loss=2.0, block="elsewhere"
     )
     row = check(candidate, baseline=baseline, marked={"final_loss": Tolerance(None)})[metric]
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert text in row.detail
 
 
 @pytest.mark.parametrize(("recorded", "changed", "text"), SETTINGS)
 def test_equal_hash_of_code_that_changed_a_numeric_setting_passes(recorded, changed, text):
-    baseline = make_baseline(launches=stored(make_facts(environment=recorded)))
+    baseline = baseline_of(make_facts(environment=recorded))
     row = check(make_facts(environment=recorded | changed, block="elsewhere"), baseline=baseline)["weight_hash"]
-    assert (row.outcome, row.detail) == (Outcome.PASS, ""), text
+    assert (row.outcome, row.detail) == (PASS, ""), text
 
 
 SLOWER_CPU = PINNED_CPU | {"num_threads": 2}
@@ -95,24 +104,24 @@ EARLIER = make_facts().weight_hashes | {"9": "f" * 16}
     ],
 )
 def test_regression_says_after_which_step_and_with_which_settings(recorded, changed, detail):
-    verdicts = check(make_facts(**changed), baseline=make_baseline(launches=stored(make_facts(**recorded))))
-    assert [row.detail for row in verdicts.rows if row.outcome is Outcome.REGRESSION] == [detail]
+    verdicts = check(make_facts(**changed), baseline=baseline_of(make_facts(**recorded)))
+    assert [row.detail for row in verdicts.rows if row.outcome is REGRESSION] == [detail]
 
 
 def test_variant_with_another_setting_is_compared_and_its_setting_named():
     candidate = make_facts(environment=SLOWER_CPU, weight_hashes=OTHER_WEIGHTS)
     row = compare([candidate], [make_facts(environment=PINNED_CPU)])["weight_hash"]
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert "num_threads 1 -> 2" in row.detail
 
 
 def test_hash_of_an_earlier_step_is_lost_or_differs():
     early = make_facts(weight_hashes={"9": make_facts().weight_hashes["9"]})
     row = check(early, baseline=STABLE)["weight_hash"]
-    assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
+    assert (row.outcome, row.is_lost) == (MISSING, True)
     assert "of step 9, the baseline's that of step 10" in row.detail
     row = check(make_facts(weight_hashes={"9": "f" * 16}), baseline=STABLE)["weight_hash"]
-    assert (row.outcome, row.value) == (Outcome.REGRESSION, "f" * 16)
+    assert (row.outcome, row.value) == (REGRESSION, "f" * 16)
     assert row.detail.startswith("after step 9; ")
 
 
@@ -121,21 +130,21 @@ LAST = {"10": HASHES["10"]}
 
 
 def test_hashes_of_earlier_steps_that_a_launch_lacks_are_lost_and_named():
-    baseline = make_baseline(launches=stored(make_facts(weight_hashes=HASHES)))
+    baseline = baseline_of(make_facts(weight_hashes=HASHES))
     kept = {step: value for step, value in HASHES.items() if step not in ("3", "9")}
     row = check(make_facts(weight_hashes=HASHES), make_facts(weight_hashes=kept), baseline=baseline)["weight_hash"]
-    assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
+    assert (row.outcome, row.is_lost) == (MISSING, True)
     assert "no hash of 2 steps for which the baseline has one: 3, 9" in row.detail
 
 
 def test_hashes_of_earlier_steps_that_only_the_launch_has_are_not_compared():
-    baseline = make_baseline(launches=stored(make_facts(weight_hashes=LAST)))
-    assert check(make_facts(weight_hashes=HASHES), baseline=baseline)["weight_hash"].outcome is Outcome.PASS
+    baseline = baseline_of(make_facts(weight_hashes=LAST))
+    assert check(make_facts(weight_hashes=HASHES), baseline=baseline)["weight_hash"].outcome is PASS
 
 
 def test_variants_that_hash_other_steps_are_compared_in_the_steps_of_both():
     row = compare([make_facts(weight_hashes=LAST)], [make_facts(weight_hashes=HASHES)])["weight_hash"]
-    assert row.outcome is Outcome.PASS
+    assert row.outcome is PASS
     assert compare([make_facts(weight_hashes=HASHES | {"4": "f" * 16})], [make_facts(weight_hashes=HASHES)])[
         "weight_hash"
     ].detail.startswith("after step 4; ")
@@ -156,19 +165,19 @@ def test_weights_that_differ_to_the_end_say_after_which_step_they_first_do(recor
         {step: value * 16 for step, value in zip("1248", side, strict=True) if value != " "}
         for side in (recorded, changed)
     )
-    baseline = make_baseline(launches=stored(make_facts(weight_hashes=before)))
+    baseline = baseline_of(make_facts(weight_hashes=before))
     row = check(make_facts(weight_hashes=after), baseline=baseline)["weight_hash"]
-    assert (row.outcome, row.detail) == (Outcome.REGRESSION, detail)
+    assert (row.outcome, row.detail) == (REGRESSION, detail)
 
 
 def test_a_b_of_named_metrics_leaves_out_the_rest():
     verdicts = compare([make_facts(final_loss=2.0)], [make_facts(final_loss=2.0)], only=["final_loss"])
-    assert [(row.metric, row.outcome) for row in verdicts.rows] == [("final_loss", Outcome.PASS)]
+    assert [(row.metric, row.outcome) for row in verdicts.rows] == [("final_loss", PASS)]
 
 
 def test_loss_of_an_ab_is_decided_by_its_own_pairs():
     comparison = PairedComparison("case", {"final_loss": Tolerance(0.02)}, ["final_loss"], 6)
-    for loss, outcome in ((2.0, Outcome.PASS), (2.1, Outcome.REGRESSION)):
+    for loss, outcome in ((2.0, PASS), (2.1, REGRESSION)):
         rows = comparison.judge([on_cpu(final_loss=loss)] * 3, [on_cpu(final_loss=2.0)] * 3)
         assert rows["final_loss"].outcome is outcome
 
@@ -176,26 +185,26 @@ def test_loss_of_an_ab_is_decided_by_its_own_pairs():
 @pytest.mark.parametrize(("here", "there"), [(99, 100), (100, 99)])
 def test_ab_of_another_number_of_steps_is_missing(here, there):
     verdicts = compare([make_facts(**LONG | {"num_steps": here})] * 3, [make_facts(**LONG | {"num_steps": there})] * 3)
-    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
+    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], MISSING)
     assert f"ran {there} measured steps, the launch {here}" in verdicts["step_time_p50"].detail
 
 
 def test_change_that_can_be_the_cause_of_another_number_of_steps_is_a_regression():
     changed = make_facts(num_steps=19, weight_hashes=OTHER_WEIGHTS, metrics={"num_parameters": 11})
     recorded = make_facts(metrics={"num_parameters": 10})
-    expected = dict.fromkeys(("num_parameters", "weight_hash"), Outcome.REGRESSION)
-    for verdicts in (check(changed, baseline=make_baseline(launches=stored(recorded))), compare([changed], [recorded])):
-        assert outcomes(verdicts) == {"step_time_p50": Outcome.MISSING, **expected}
+    expected = dict.fromkeys(("num_parameters", "weight_hash"), REGRESSION)
+    for verdicts in (check(changed, baseline=baseline_of(recorded)), compare([changed], [recorded])):
+        assert outcomes(verdicts) == {"step_time_p50": MISSING, **expected}
 
 
 def test_pairs_of_different_choices_are_compared_and_the_choices_noted():
     candidates, references = [chose("full on all 4 blocks", with_p50(make_facts(), 15.0))] * 3, [chose("none")] * 3
     verdicts = compare(candidates, references)
-    assert outcomes(verdicts) == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
+    assert outcomes(verdicts) == {"step_time_p50": REGRESSION, "weight_hash": PASS}
     assert "activation_checkpointing is 'full on all 4 blocks', the reference's 'none'" in texts(verdicts)
 
 
-@pytest.mark.parametrize(("version", "outcome"), [("main", Outcome.MISSING), ("", Outcome.NOT_APPLICABLE)])
+@pytest.mark.parametrize(("version", "outcome"), [("main", MISSING), ("", NOT_APPLICABLE)])
 def test_version_that_computes_on_another_device_is_lost_and_a_variant_may_do_so(version, outcome):
     here = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_hashes={"10": "f" * 16})
     comparison = PairedComparison("case", {}, version=version)

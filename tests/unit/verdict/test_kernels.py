@@ -9,8 +9,7 @@ import pytest
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.causes import moved
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
-from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.builders import PASS, REGRESSION, baseline_of, each_of, launches_near, make_facts, on_cpu, with_p50
 from tests.unit.verdict import compared
 from tests.unit.verdict.compared import compare, detection_lines, learn, left_out
 
@@ -44,7 +43,7 @@ def slower(name, ms):
     return STEP | {name: FamilyTime(STEP[name].ms + ms, STEP[name].calls)}
 
 
-BASELINE = make_baseline(launches=stored(*launches(10, 0)))
+BASELINE = baseline_of(*launches(10, 0))
 
 
 def check(candidates, baseline=BASELINE):
@@ -53,17 +52,17 @@ def check(candidates, baseline=BASELINE):
 
 def test_new_kernel_is_a_regression_that_is_named():
     row = check(launches(kernels=STEP | {ADDED: FamilyTime(0.3, 4)}))
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert row.delta == pytest.approx(0.041, abs=0.002)
     assert f"new {ADDED} 0.3 ms (4 calls)" in row.detail
     row = compare(launches(kernels=slower("flash_fwd_kernel", 0.4)), launches(seed=2), MARKED, max_pairs=3)["kernel_ms"]
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert "flash_fwd_kernel +0.4 ms (8 calls, was 8)" in row.detail
 
 
 def test_kernels_are_compared_by_default_and_operators_of_cpu_ranks_if_marked():
-    assert compared.check(*launches(), baseline=BASELINE)["kernel_ms"].outcome is Outcome.PASS
-    on_cpus = make_baseline(launches=stored(*launches(build=on_cpu)))
+    assert compared.check(*launches(), baseline=BASELINE)["kernel_ms"].outcome is PASS
+    on_cpus = baseline_of(*launches(build=on_cpu))
     with pytest.raises(KeyError, match="kernel_ms was not compared"):
         compared.check(*launches(build=on_cpu), baseline=on_cpus)["kernel_ms"]
 
@@ -74,10 +73,10 @@ def test_operators_of_cpu_ranks_are_compared_by_the_tolerance_that_was_given():
         "aten::add": FamilyTime(2.0, 8),
         "gloo:all_gather": FamilyTime(1.0, 4),
     }
-    baseline = make_baseline(launches=stored(*launches(10, 0, kernels=operators, noise=0.05, build=on_cpu)))
+    baseline = baseline_of(*launches(10, 0, kernels=operators, noise=0.05, build=on_cpu))
     tripled = operators | {"aten::mm": FamilyTime(12.0, 32)}
     row = check(launches(kernels=tripled, noise=0.05, build=on_cpu), baseline)
-    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "2%")
+    assert (row.outcome, str(row.tolerance)) == (REGRESSION, "2%")
     assert "aten::mm" in row.detail
 
 
@@ -96,7 +95,7 @@ def test_facts_give_the_time_of_compute_alone():
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_few_launches_with_unchanged_kernels_are_added_to_a_baseline(count):
-    new = make_baseline(launches=stored(*launches(count, 7)))
+    new = baseline_of(*launches(count, 7))
     assert len(learn(BASELINE, new, marked=MARKED).launches) == 10 + count
 
 
@@ -171,7 +170,7 @@ NOTHING_MOVED = {
 }
 
 
-@pytest.mark.parametrize(("here", "there"), NOTHING_MOVED.values(), ids=NOTHING_MOVED)
+@each_of("here, there", NOTHING_MOVED)
 def test_nothing_is_named_that_explains_no_change(here, there):
     assert not moved(here, there)
 
@@ -218,7 +217,7 @@ GATHERED = {
 }
 
 
-@pytest.mark.parametrize(("now", "before", "text"), GATHERED.values(), ids=GATHERED)
+@each_of("now, before, text", GATHERED)
 def test_slower_transfer_is_told_from_late_ranks(now, before, text):
     sides = (launch_of({}, all_gather=GATHERS.replace(**changes)) for changes in (now, before))
     assert moved(*([launch] for launch in sides)).endswith(text)
@@ -226,9 +225,9 @@ def test_slower_transfer_is_told_from_late_ranks(now, before, text):
 
 def test_regression_of_step_time_names_the_kernel_and_a_pass_does_not():
     before, slow = ([*launches_near(p50, 3, kernels=kernels)] for p50, kernels in ((10.0, BEFORE), (12.0, NOW)))
-    baseline = make_baseline(launches=stored(*launches_near(10.0, 10, kernels=BEFORE)))
+    baseline = baseline_of(*launches_near(10.0, 10, kernels=BEFORE))
     row = compared.check(*slow, baseline=baseline)["step_time_p50"]
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), gone reduce" in str(row)
     assert "kernels" not in str(compared.check(*before, baseline=baseline)["step_time_p50"])
     assert "kernels per step: nvjet_tst_NTT +1.9 ms" in str(compare(slow, before, max_pairs=3)["step_time_p50"])

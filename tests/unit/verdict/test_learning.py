@@ -6,6 +6,7 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline
 from pytest_aorta.verdict.metrics import Tolerance
 from tests.unit.builders import (
+    baseline_of,
     growing,
     launches_near,
     make_baseline,
@@ -20,8 +21,8 @@ from tests.unit.verdict.compared import launches_needed, learn, left_out
 P50 = {"step_time_p50": Tolerance(0.05)}
 
 
-def baseline_of(p50: float = 10.0, count: int = 10, *, seed: int = 0, **changes) -> Baseline:
-    return make_baseline(launches=stored(*launches_near(p50, count, seed=seed, **changes)))
+def baseline_near(p50: float = 10.0, count: int = 10, *, seed: int = 0, **changes) -> Baseline:
+    return baseline_of(*launches_near(p50, count, seed=seed, **changes))
 
 
 def refusal(old: Baseline, new: Baseline, marked=None) -> str:
@@ -39,49 +40,49 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
 @pytest.mark.parametrize("added", [1, 2, 3])
 @pytest.mark.parametrize("p50", [100.0, 20.0, 5.0, 1.0])
 def test_few_launches_that_are_slower_or_faster_are_refused(stored_launches, added, p50):
-    message = refusal(baseline_of(count=stored_launches), baseline_of(p50, count=added, seed=1))
+    message = refusal(baseline_near(count=stored_launches), baseline_near(p50, count=added, seed=1))
     assert ": step_time_p50 " in message
 
 
 def test_single_launch_that_noise_leaves_undecided_is_refused_with_the_remedy():
-    message = refusal(baseline_of(), baseline_of(10.8, count=1, seed=1))
+    message = refusal(baseline_near(), baseline_near(10.8, count=1, seed=1))
     assert "Inconclusive: step_time_p50 " in message
     assert "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)\n" in message
 
 
 def test_ten_launches_that_noise_leaves_undecided_are_not_advised_once_more():
-    message = refusal(baseline_of(), baseline_of(seed=1), marked={"step_time_p50": Tolerance(0.0001)})
+    message = refusal(baseline_near(), baseline_near(seed=1), marked={"step_time_p50": Tolerance(0.0001)})
     assert "Inconclusive: step_time_p50 " in message
     assert "add more launches" not in message
 
 
 def test_oldest_launches_are_dropped_but_no_center_launch():
-    learned = baseline_of()
+    learned = baseline_near()
     for seed in range(1, 12):
-        learned = learn(learned, baseline_of(seed=seed))
+        learned = learn(learned, baseline_near(seed=seed))
     assert len(learned.launches) == MAX_LAUNCHES
-    assert learned.center_launches == baseline_of().center_launches
-    last = [launch.facts for launch in baseline_of(seed=11).launches]
+    assert learned.center_launches == baseline_near().center_launches
+    last = [launch.facts for launch in baseline_near(seed=11).launches]
     assert [launch.facts for launch in learned.launches[-10:]] == last
 
 
 def test_new_revision_of_many_launches_leaves_the_latest_of_the_old():
-    learned = learn(baseline_of(count=60), baseline_of(count=50, seed=1), fresh=True)
+    learned = learn(baseline_near(count=60), baseline_near(count=50, seed=1), fresh=True)
     assert len(learned.launches) == MAX_LAUNCHES
     assert len(learned.center_launches) == 50
-    assert learned.launches[0].facts == baseline_of(count=60).launches[10].facts
+    assert learned.launches[0].facts == baseline_near(count=60).launches[10].facts
 
 
 def test_reason_of_a_forced_set_belongs_to_the_revision_it_went_to():
-    forced = replace(baseline_of(seed=1), forced={"1": "a loud night"})
-    second = learn(baseline_of(), forced, fresh=True)
+    forced = replace(baseline_near(seed=1), forced={"1": "a loud night"})
+    second = learn(baseline_near(), forced, fresh=True)
     assert second.forced == {"2": "a loud night"}
-    assert learn(second, replace(baseline_of(seed=2), forced={"1": "again"})).forced == {"2": "again"}
+    assert learn(second, replace(baseline_near(seed=2), forced={"1": "again"})).forced == {"2": "again"}
 
 
 def test_reason_goes_with_the_launches_of_its_revision():
-    forced = replace(baseline_of(), forced={"1": "a loud night"})
-    learned = learn(learn(forced, baseline_of(count=50), fresh=True), baseline_of(count=50), fresh=True)
+    forced = replace(baseline_near(), forced={"1": "a loud night"})
+    learned = learn(learn(forced, baseline_near(count=50), fresh=True), baseline_near(count=50), fresh=True)
     assert {launch.revision for launch in learned.launches} == {2, 3}
     assert learned.forced == {}
 
@@ -110,14 +111,14 @@ PLAIN = make_facts().environment
     ],
 )
 def test_launches_that_differ_are_refused_and_more_of_them_are_not_proposed(old, new, problem):
-    message = refusal(baseline_of(**old), baseline_of(seed=1, **new))
+    message = refusal(baseline_near(**old), baseline_near(seed=1, **new))
     assert problem in message
     assert "add more launches" not in message
 
 
 def test_hash_that_is_never_comparable_is_no_reason_to_refuse():
     loose = make_facts().environment | {"bitwise_reproducible": False}
-    old, new = (baseline_of(seed=seed, environment=loose, weight_hashes={"1": f"{seed}" * 16}) for seed in (1, 2))
+    old, new = (baseline_near(seed=seed, environment=loose, weight_hashes={"1": f"{seed}" * 16}) for seed in (1, 2))
     assert len(learn(old, new).launches) == 20
 
 

@@ -21,16 +21,20 @@ from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
-from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, StoredRule
+from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Scale, StoredRule
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
+    INCONCLUSIVE,
+    MISSING,
+    NOT_APPLICABLE,
+    PASS,
+    REGRESSION,
+    baseline_of,
     changed,
-    make_baseline,
     make_facts,
     make_result,
     on_cpu,
-    stored,
 )
 from tests.unit.simulated import at_most, until_decided
 from tests.unit.verdict import compared
@@ -51,10 +55,10 @@ def around(ratio: float, count: int, noise=0.004, seed=0, **changes):
     return [launch(min(1.0, ratio + rng.gauss(0, noise)), **changes) for _ in range(count)]
 
 
-HIDDEN = make_baseline(launches=stored(*around(0.86, 10)))
+HIDDEN = baseline_of(*around(0.86, 10))
 
 
-@pytest.mark.parametrize(("marker", "outcome"), [({}, None), ({"all_gather_ms": "10%"}, Outcome.REGRESSION)])
+@pytest.mark.parametrize(("marker", "outcome"), [({}, None), ({"all_gather_ms": "10%"}, REGRESSION)])
 def test_slower_transfers_that_compute_hides_fail_where_a_marker_names_them(marker, outcome):
     rng = random.Random(0)
 
@@ -62,9 +66,9 @@ def test_slower_transfers_that_compute_hides_fail_where_a_marker_names_them(mark
         sizes = (CollectiveFacts(4.0, 1e8, transfer_ms * rng.uniform(0.99, 1.01), [0.0, 0.1], 0) for _ in launches)
         return [one.replace(collectives={"all_gather": facts}) for one, facts in zip(launches, sizes, strict=True)]
 
-    baseline = make_baseline(launches=stored(*gathering(1.0, around(0.86, 10))))
+    baseline = baseline_of(*gathering(1.0, around(0.86, 10)))
     verdicts = check(gathering(1.5, around(0.86, 4, seed=1)), baseline, parse_tolerances(marker, "test"))
-    failing = {row.metric: row.outcome for row in verdicts.rows if row.outcome is Outcome.REGRESSION}
+    failing = {row.metric: row.outcome for row in verdicts.rows if row.outcome is REGRESSION}
     assert failing == ({"all_gather_ms": outcome} if outcome else {})
 
 
@@ -78,28 +82,28 @@ def test_lost_overlap_is_a_regression_with_the_reason():
     assert re.match(r"Regression: overlap_ratio -7\d\.\d points \(0\.8[56]\d* -> 0\.12\d*, limit 3 points\); ", text)
     assert text.endswith("; all_gather exposed 4.1 ms/step, was 0.3; rank 2 worst")
     row = verdicts["exposed_comm_ms"]
-    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "1% of step")
+    assert (row.outcome, str(row.tolerance)) == (REGRESSION, "1% of step")
     assert row.delta == pytest.approx(0.74, abs=0.02)
     assert "% of step" in row.change
 
 
 def test_lost_overlap_shows_in_pairs_with_a_reference():
     row = compare(around(0.12, 6, seed=1, reduce_scatter_ms=3.0), around(0.86, 6))["overlap_ratio"]
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert "reduce_scatter exposed 3 ms/step, was 0.2; rank 0" in row.reason
 
 
 def test_cpu_ranks_are_compared_where_a_marker_says_so_by_its_tolerance():
-    recorded = make_baseline(launches=stored(*around(0.6, 10, build=on_cpu)))
+    recorded = baseline_of(*around(0.6, 10, build=on_cpu))
     assert "overlap_ratio" not in outcomes(check(around(0.1, 3, build=on_cpu), recorded))
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("1 points")}
     found = check(around(0.5, 3, build=on_cpu), recorded, marked)["overlap_ratio"]
     assert found.tolerance.value == pytest.approx(0.01)
-    assert check(around(0.1, 3, build=on_cpu), recorded, marked)["overlap_ratio"].outcome is Outcome.REGRESSION
+    assert check(around(0.1, 3, build=on_cpu), recorded, marked)["overlap_ratio"].outcome is REGRESSION
 
 
 def test_baseline_from_before_overlap_was_measured_is_not_missing_anything():
-    older = make_baseline(launches=stored(*[on_cpu()] * 10))
+    older = baseline_of(*[on_cpu()] * 10)
     assert "overlap_ratio" not in outcomes(check([launch(0.6, build=on_cpu)] * 3, older))
 
 
@@ -137,7 +141,7 @@ def test_stored_launches_with_late_hosts_leave_the_others_values(late):
         for number, launch in enumerate(around(0.86, 10))
     ]
     others = [launch for launch in launches if name in launch.metrics]
-    some, whole = (make_baseline(launches=stored(*part)) for part in (launches, others))
+    some, whole = (baseline_of(*part) for part in (launches, others))
     reported = [next(line for line in detection_lines(baseline, {}) if name in line) for baseline in (some, whole)]
     assert reported[0] == reported[1]
 
@@ -160,19 +164,19 @@ def test_noisy_overlap_is_left_out_of_a_baseline_and_the_advised_tolerance_is_ta
 
 @pytest.mark.parametrize("noise", [0.002, 0.016, 0.05])
 def test_tolerance_that_was_given_is_the_one_that_is_applied(noise):
-    recorded = make_baseline(launches=stored(*around(0.5, 10, noise=noise)))
+    recorded = baseline_of(*around(0.5, 10, noise=noise))
     found = check(around(0.5, 1, noise=noise), recorded, max_launches=5)["overlap_ratio"]
     assert found.tolerance.value == pytest.approx(0.03)
 
 
 def test_noisier_baseline_decides_only_what_is_obvious_and_says_why():
-    recorded = make_baseline(launches=stored(*around(0.6, 10, noise=0.05)))
+    recorded = baseline_of(*around(0.6, 10, noise=0.05))
     for ratio in (0.53, 0.54):
         row = check([launch(ratio)] * 5, recorded)["overlap_ratio"]
-        assert row.outcome is Outcome.INCONCLUSIVE
+        assert row.outcome is INCONCLUSIVE
         assert re.search(r"resolves? 3 points", row.detail)
     assert check([launch(0.1)], recorded, max_launches=5)["overlap_ratio"].state == Open()
-    assert check([launch(0.1)] * 3, recorded)["overlap_ratio"].outcome is Outcome.REGRESSION
+    assert check([launch(0.1)] * 3, recorded)["overlap_ratio"].outcome is REGRESSION
 
 
 def idle(idle_ms: float) -> LaunchFacts:
@@ -180,13 +184,13 @@ def idle(idle_ms: float) -> LaunchFacts:
 
 
 def test_idle_time_is_compared_where_a_marker_names_it_and_names_the_host():
-    recorded = make_baseline(launches=stored(*[idle(0.5 + number / 50) for number in range(10)]))
+    recorded = baseline_of(*[idle(0.5 + number / 50) for number in range(10)])
     with pytest.raises(KeyError):
         check([idle(0.6)], recorded)["device_idle_ms"]
     marked = {"device_idle_ms": METRICS["device_idle_ms"].parse_tolerance("10% of step")}
-    assert check([idle(0.6)] * 3, recorded, marked)["device_idle_ms"].outcome is Outcome.PASS
+    assert check([idle(0.6)] * 3, recorded, marked)["device_idle_ms"].outcome is PASS
     row = check([idle(5.0)] * 3, recorded, marked)["device_idle_ms"]
-    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "10% of step")
+    assert (row.outcome, str(row.tolerance)) == (REGRESSION, "10% of step")
     assert row.detail.startswith("the host is the bottleneck: no stream is busy for 5 ms/step, was 0.59; look for ")
 
 
@@ -211,10 +215,10 @@ def outcome(rng, center, change, tolerance=0.05):
 def test_error_rates_hold_for_ratios_also_at_their_ends(center):
     rng, trials = random.Random(7), 1500
     unchanged = [outcome(rng, center, 0.0) for _ in range(trials)]
-    assert unchanged.count(Outcome.REGRESSION) <= at_most(FALSE_ALARM_RATE, trials)
+    assert unchanged.count(REGRESSION) <= at_most(FALSE_ALARM_RATE, trials)
     if center > 0.1:
         lost = [outcome(rng, center, -0.1) for _ in range(trials)]
-        assert lost.count(Outcome.PASS) <= at_most(MISS_RATE, trials)
+        assert lost.count(PASS) <= at_most(MISS_RATE, trials)
 
 
 CALL = "cudaStreamSynchronize in aten::item"
@@ -231,10 +235,10 @@ def ahead(ratio: float) -> LaunchFacts:
     return make_facts(metrics={"overlap_ratio": ratio, "exposed_comm_ms": 10 * (1 - ratio)})
 
 
-AHEAD = make_baseline(launches=stored(*[ahead(0.86 + number / 1000) for number in range(10)]))
-NEVER = make_baseline(launches=stored(*[make_facts()] * 10))
-SYNCHRONIZED = make_baseline(launches=stored(*[BLOCKED] * 10))
-TOO_LARGE = make_baseline(launches=stored(*[UNREAD] * 10))
+AHEAD = baseline_of(*[ahead(0.86 + number / 1000) for number in range(10)])
+NEVER = baseline_of(*[make_facts()] * 10)
+SYNCHRONIZED = baseline_of(*[BLOCKED] * 10)
+TOO_LARGE = baseline_of(*[UNREAD] * 10)
 
 
 def ratio_of(launches: list[LaunchFacts], baseline: Baseline | None, marked=None, max_launches=5) -> Verdict:
@@ -250,7 +254,7 @@ def ratio_of(launches: list[LaunchFacts], baseline: Baseline | None, marked=None
 )
 def test_ratio_that_the_baseline_never_had_does_not_apply_with_the_reason(launch, reason, baseline, marked):
     row = ratio_of([launch], baseline, marked)
-    assert (row.outcome, row.detail, row.value) == (Outcome.NOT_APPLICABLE, reason, None)
+    assert (row.outcome, row.detail, row.value) == (NOT_APPLICABLE, reason, None)
 
 
 @pytest.mark.parametrize("marked", [{}, MARKED], ids=["default", "marked"])
@@ -258,16 +262,16 @@ def test_ratio_that_the_baseline_never_had_does_not_apply_with_the_reason(launch
 @pytest.mark.parametrize(("lost", "reason"), [(BLOCKED, WAITS), (UNREAD, LARGE)], ids=["blocked", "too large"])
 def test_step_that_has_no_overlap_any_more_fails_and_names_the_reason(lost, reason, others, marked):
     row = ratio_of([*others, lost], AHEAD, marked)
-    assert (row.outcome, row.is_lost, row.detail) == (Outcome.MISSING, True, reason)
+    assert (row.outcome, row.is_lost, row.detail) == (MISSING, True, reason)
     assert (row.value, row.baseline) == (None, pytest.approx(0.8645))
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("device_idle_ms", "5% of step"), ("kernel_ms", "5%")])
 def test_every_metric_of_profiled_steps_names_the_trace_that_is_too_large(name, tolerance):
     kernels = {"gemm": FamilyTime(3.0, 1.0)}
-    known = make_baseline(launches=stored(*[make_facts(metrics={"device_idle_ms": 1.0}, kernels=kernels)] * 10))
+    known = baseline_of(*[make_facts(metrics={"device_idle_ms": 1.0}, kernels=kernels)] * 10)
     row = check([UNREAD], known, {name: METRICS[name].parse_tolerance(tolerance)})[name]
-    assert (row.outcome, row.detail) == (Outcome.MISSING, LARGE)
+    assert (row.outcome, row.detail) == (MISSING, LARGE)
 
 
 def settled(*launches: LaunchFacts, max_launches=5) -> tuple[Verdict, int]:
@@ -279,12 +283,12 @@ def settled(*launches: LaunchFacts, max_launches=5) -> tuple[Verdict, int]:
 
 def test_late_host_is_launched_again_and_the_next_launch_decides():
     row, made = settled(LATE, ahead(0.86))
-    assert (row.outcome, row.value, row.launches, made) == (Outcome.PASS, 0.86, 1, 2)
+    assert (row.outcome, row.value, row.launches, made) == (PASS, 0.86, 1, 2)
 
 
 def test_regression_is_found_in_the_launches_whose_host_was_not_late():
     row, made = settled(ahead(0.3), LATE, ahead(0.3), ahead(0.31))
-    assert (row.outcome, row.value, row.launches, made) == (Outcome.REGRESSION, 0.3, 3, 4)
+    assert (row.outcome, row.value, row.launches, made) == (REGRESSION, 0.3, 3, 4)
 
 
 @pytest.mark.parametrize("max_launches", [1, 2, 3, 5])
@@ -292,14 +296,14 @@ def test_host_that_is_always_late_is_inconclusive_after_the_last_launch(max_laun
     row, made = settled(*[LATE] * 5, max_launches=max_launches)
     last_look = {1: 1, 2: 1, 3: 3, 5: 5}[max_launches]
     number = f"{last_look} of {last_look} launches" if last_look > 1 else "the launch"
-    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), last_look)
+    assert (row.state, made) == (Decided(INCONCLUSIVE), last_look)
     assert row.value is None
     assert f"{number}: {LATE_HOST}" in row.detail
 
 
 def test_launches_that_are_too_few_without_the_late_ones_name_the_late_host():
     row, made = settled(ahead(0.3), ahead(0.3), LATE, LATE, LATE)
-    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), 5)
+    assert (row.state, made) == (Decided(INCONCLUSIVE), 5)
     assert f"3 of 5 launches: {LATE_HOST}" in row.detail
 
 
@@ -313,9 +317,9 @@ def paired(candidates: list[LaunchFacts], references: list[LaunchFacts], max_pai
 def test_pair_with_a_late_host_is_left_out():
     same = [ahead(0.86)] * 4
     row, made = paired([LATE, *same], [*same[:1], LATE, *same])
-    assert (row.outcome, row.launches, made) == (Outcome.PASS, 2, 4)
+    assert (row.outcome, row.launches, made) == (PASS, 2, 4)
     row, made = paired([LATE] * 6, [ahead(0.86)] * 6)
-    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), 6)
+    assert (row.state, made) == (Decided(INCONCLUSIVE), 6)
     assert f"6 of 12 launches: {LATE_HOST}" in row.detail
 
 
@@ -323,7 +327,7 @@ def test_pair_with_a_late_host_is_left_out():
 def test_step_without_overlap_is_missing_in_one_version_and_not_applicable_in_both(lost, reason):
     for candidate, reference in ((lost, ahead(0.86)), (ahead(0.86), lost), (lost, lost)):
         row, made = paired([candidate], [reference])
-        outcome = Outcome.NOT_APPLICABLE if candidate is reference else Outcome.MISSING
+        outcome = NOT_APPLICABLE if candidate is reference else MISSING
         assert (row.outcome, row.detail, made) == (outcome, reason, 1)
 
 
@@ -331,7 +335,7 @@ def test_step_without_overlap_is_missing_in_one_version_and_not_applicable_in_bo
 def test_launches_without_overlap_are_recorded_and_compare_with_themselves(launch, baseline):
     assert left_out([launch] * 10, {}) == {}
     assert launches_needed(launch, {}) == 5
-    assert ratio_of([launch] * 10, baseline, max_launches=10).outcome is Outcome.NOT_APPLICABLE
+    assert ratio_of([launch] * 10, baseline, max_launches=10).outcome is NOT_APPLICABLE
 
 
 def test_metric_of_a_late_host_is_left_out_and_is_left_out_of_a_center_by_force():
@@ -339,9 +343,9 @@ def test_metric_of_a_late_host_is_left_out_and_is_left_out_of_a_center_by_force(
     found = left_out(launches, {})
     assert found.keys() == {"overlap_ratio", "exposed_comm_ms"}
     assert all(text.startswith("launch 10 has no value") for text in found.values())
-    forced = make_baseline(launches=stored(*launches))
-    assert ratio_of([ahead(0.86)], forced).outcome is Outcome.PASS
-    assert ratio_of([ahead(0.2)] * 3, forced).outcome is Outcome.REGRESSION
+    forced = baseline_of(*launches)
+    assert ratio_of([ahead(0.86)], forced).outcome is PASS
+    assert ratio_of([ahead(0.2)] * 3, forced).outcome is REGRESSION
 
 
 def test_facts_name_the_call_of_a_rank_before_that_of_another_rank():

@@ -1,8 +1,6 @@
 import math
 import time
 
-import pytest
-
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import (
     BLOCK_GAP_S,
@@ -10,7 +8,7 @@ from pytest_aorta.verdict.noise import (
     transformed_by_revision,
     transformed_values,
 )
-from tests.unit.builders import make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.builders import baseline_of, each_of, make_baseline, make_facts, on_cpu, stored, with_p50
 
 P50 = METRICS["step_time_p50"]
 PLATFORM = make_baseline().platform
@@ -43,7 +41,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize(("launches", "expected"), BLOCKS.values(), ids=BLOCKS)
+@each_of("launches, expected", BLOCKS)
 def test_block_is_one_boot_without_a_pause(launches, expected):
     assert clusters(*launches) == expected
 
@@ -59,4 +57,4 @@ def test_values_without_a_log_do_not_count_for_the_variance():
     loss = METRICS["final_loss"]
     launches = [make_facts(final_loss=value) for value in (None, -1.0, 0.0, 1.0)]
     assert transformed_values(loss, launches, launches) == [None, None, None, 0.0]
-    assert transformed_by_revision(loss, make_baseline(launches=stored(*launches))) == [[[0.0]]]
+    assert transformed_by_revision(loss, baseline_of(*launches)) == [[[0.0]]]

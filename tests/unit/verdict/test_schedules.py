@@ -10,14 +10,12 @@ from pytest_aorta.result.trace.step_graph import Node, Work
 from pytest_aorta.verdict.applicability import choose_tolerances
 from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.metrics import parse_tolerances
-from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_baseline, make_facts, on_cpu, stored
+from tests.unit.builders import IMPROVED, PASS, REGRESSION, baseline_of, make_facts, on_cpu
 from tests.unit.step_graphs import fsdp_step, gather, product
 from tests.unit.verdict.compared import check, launches_needed
 
 GOOD = fsdp_step()
 IN_LINE, WAITING, LATE = fsdp_step(in_line=True), fsdp_step(gather_waits=True), fsdp_step(prefetches=False)
-REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
 NAMES = ("serialized_collectives", "scheduled_overlap_ratio", "scheduled_exposed_comm_ms", "scheduled_step_ms")
 
 
@@ -27,7 +25,7 @@ def launch(*ranks, build=on_cpu, **changes):
 
 def judged(*ranks, before=(), marked=None, **changes):
     """Return the verdicts of one launch against a baseline of unchanged launches, as it is stored."""
-    baseline = make_baseline(launches=stored(*(before or [launch(), launch()]))).condensed()
+    baseline = baseline_of(*(before or [launch(), launch()])).condensed()
     return check(launch(*ranks, **changes), baseline=baseline, marked=parse_tolerances(marked or {}, "test"))
 
 

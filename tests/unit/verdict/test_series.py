@@ -16,8 +16,17 @@ from pytest_aorta.result.series import (
     series_facts,
 )
 from pytest_aorta.verdict.metrics import NUMBERS, Origin, Tolerance
-from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_baseline, make_facts, stored
+from tests.unit.builders import (
+    MISSING,
+    NOT_APPLICABLE,
+    PASS,
+    REGRESSION,
+    baseline_of,
+    each_of,
+    make_baseline,
+    make_facts,
+    stored,
+)
 from tests.unit.verdict.compared import SURE, check, texts
 
 NAME = "AdamW of DDP(Net)"
@@ -47,7 +56,7 @@ def launch(*ranks: Series, **changes: Any) -> LaunchFacts:
 
 
 def judged(here: LaunchFacts, *there: LaunchFacts, metric: str = "loss", **marked: Tolerance) -> Any:
-    verdicts = check(here, baseline=make_baseline(launches=stored(*there)), marked=marked)
+    verdicts = check(here, baseline=baseline_of(*there), marked=marked)
     return next(row for row in verdicts.rows if row.metric == metric)
 
 
@@ -58,7 +67,7 @@ def test_first_other_bit_names_step_optimizer_and_ranks():
     there = launch(series(CURVE), series(CURVE))
     here = launch(series([*CURVE[:3], 9.0]), series([*CURVE[:2], 0.2500001, 9.0]))
     row = judged(here, there, there)
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert f"step 3 of {NAME} on rank 1: 0.2500001, recorded 0.25" in row.detail
     assert (row.value, row.baseline) == (0.2500001, 0.25)
     assert "bit for bit" in judged(there, there, there).detail
@@ -120,12 +129,12 @@ def test_first_difference_is_that_of_the_optimizer_that_stepped_first(turns):
 @pytest.mark.parametrize(
     ("change", "marked", "outcome"),
     [
-        (1.04, {}, Outcome.PASS),
-        (1.2, {}, Outcome.REGRESSION),
-        (1.04, {"loss": Tolerance(0.02)}, Outcome.REGRESSION),
-        (1.2, {"loss": Tolerance(0.5)}, Outcome.PASS),
-        (1.0, {"loss": Tolerance(None)}, Outcome.PASS),
-        (1.04, {"loss": Tolerance(None)}, Outcome.REGRESSION),
+        (1.04, {}, PASS),
+        (1.2, {}, REGRESSION),
+        (1.04, {"loss": Tolerance(0.02)}, REGRESSION),
+        (1.2, {"loss": Tolerance(0.5)}, PASS),
+        (1.0, {"loss": Tolerance(None)}, PASS),
+        (1.04, {"loss": Tolerance(None)}, REGRESSION),
     ],
 )
 def test_where_bits_do_not_repeat_steps_are_within_the_tolerance(change, marked, outcome):
@@ -137,23 +146,23 @@ def test_where_bits_do_not_repeat_steps_are_within_the_tolerance(change, marked,
         assert "the recorded launches differ by up to 0.0005 of the value" in row.detail
 
 
-@pytest.mark.parametrize(("num_outside", "outcome"), [(2, Outcome.PASS), (3, Outcome.REGRESSION)])
+@pytest.mark.parametrize(("num_outside", "outcome"), [(2, PASS), (3, REGRESSION)])
 def test_one_step_in_a_hundred_may_be_outside(num_outside, outcome):
     steps = [1.0] * 200
     there = [launch(series(steps)), launch(series([1.001] * 200))]
     here = [2.0 if number in range(50, 50 + num_outside) else 1.0 for number in range(200)]
     row = judged(launch(series(here)), *there)
     assert row.outcome is outcome
-    if outcome is Outcome.REGRESSION:
+    if outcome is REGRESSION:
         assert f"3 steps outside of the tolerance, allowed are 2; first step 51 of {NAME} on rank 0" in row.detail
 
 
 def test_single_recorded_launch_is_exact_only_if_its_weights_are():
     one = launch(series(CURVE))
     here = launch(series([1.0, 0.5001, 0.25, 0.125]))
-    assert judged(here, one).outcome is Outcome.PASS
+    assert judged(here, one).outcome is PASS
     hashed = {"weight_hashes": {"4": "a" * 32}}
-    assert judged(here.replace(**hashed), one.replace(**hashed)).outcome is Outcome.REGRESSION
+    assert judged(here.replace(**hashed), one.replace(**hashed)).outcome is REGRESSION
 
 
 MISSING_STEPS = {
@@ -163,10 +172,10 @@ MISSING_STEPS = {
 }
 
 
-@pytest.mark.parametrize(("here", "there", "detail"), MISSING_STEPS.values(), ids=MISSING_STEPS)
+@each_of("here, there, detail", MISSING_STEPS)
 def test_missing_steps_are_missing(here, there, detail):
     row = judged(launch(*here), launch(*there), launch(*there))
-    assert row.outcome is Outcome.MISSING
+    assert row.outcome is MISSING
     assert detail.split("baseline")[0] in row.detail
 
 
@@ -175,7 +184,7 @@ def test_equal_steps_are_compared_where_numbers_of_steps_differ():
     later = series_facts([[series([1.0, 0.5, 0.2])], [series([1.0, 0.5, 0.25, 0.1, 0.05])]])
     there, here = (make_facts(series=facts, environment=SURE) for facts in (recorded, later))
     row = judged(here, there, there)
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert f"step 3 of {NAME} on rank 0: 0.2, recorded 0.25" in row.detail
     assert "the launch has 3 and 5 steps by rank" in row.detail
     assert "the baseline has 4 steps" in row.detail
@@ -194,10 +203,10 @@ NEWER, LOOSELY = SURE | {"torch": "2.13.0"}, [value * 1.01 for value in CURVE]
 @pytest.mark.parametrize(
     ("losses", "origin", "outcome", "said"),
     [
-        (CURVE, Origin.NUMERICS, Outcome.PASS, "4 steps, bit for bit"),
-        (LOOSELY, Origin.NUMERICS, Outcome.NOT_APPLICABLE, "torch '2.11.0' -> '2.13.0'"),
-        (LOOSELY, Origin.DEFAULT, Outcome.PASS, "not compared bit for bit, other environment: torch '2.11.0' -> "),
-        ([2.0] * 4, Origin.NUMERICS, Outcome.REGRESSION, "4 steps outside of the tolerance"),
+        (CURVE, Origin.NUMERICS, PASS, "4 steps, bit for bit"),
+        (LOOSELY, Origin.NUMERICS, NOT_APPLICABLE, "torch '2.11.0' -> '2.13.0'"),
+        (LOOSELY, Origin.DEFAULT, PASS, "not compared bit for bit, other environment: torch '2.11.0' -> "),
+        ([2.0] * 4, Origin.NUMERICS, REGRESSION, "4 steps outside of the tolerance"),
     ],
 )
 def test_bits_of_another_torch_that_differ_are_no_pass_of_a_test_of_numbers(losses, origin, outcome, said):
@@ -205,7 +214,7 @@ def test_bits_of_another_torch_that_differ_are_no_pass_of_a_test_of_numbers(loss
     here = launch(series(losses)).replace(environment=NEWER)
     row = judged(here, there, there, loss=Tolerance(0.05, origin=origin))
     assert (row.outcome, said in row.detail) == (outcome, True)
-    assert row.fails() is (outcome is not Outcome.PASS)
+    assert row.fails() is (outcome is not PASS)
 
 
 def hashed(*ranks: dict[str, Sequence[str]]) -> LaunchFacts:
@@ -217,9 +226,9 @@ def test_other_weights_name_step_rank_and_parameters():
     there = hashed({"1": "ab", "2": "cd", "5": "ef"}, {"1": "ab", "2": "cd", "5": "ef"})
     here = hashed({"1": "ab", "2": "cd", "5": "e0"}, {"1": "ab", "2": "c1", "5": "e1"})
     row = judged(here, there, metric="weight_hash")
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert "after step 2 on rank 1, and are equal after step 1: p1" in row.detail
-    kept = make_baseline(launches=stored(there, there)).condensed().center_launches
+    kept = baseline_of(there, there).condensed().center_launches
     # The names of one launch are enough.
     assert [launch.series[0].names for launch in kept] == [["p0", "p1"], []]
 
@@ -234,7 +243,7 @@ CAME_OR_WENT = {
 }
 
 
-@pytest.mark.parametrize(("before", "after", "text"), CAME_OR_WENT.values(), ids=CAME_OR_WENT)
+@each_of("before, after, text", CAME_OR_WENT)
 def test_parameter_that_came_or_went_is_named(before, after, text):
     there, here = (
         launch(row).replace(weight_hashes=joined_hashes([[row]]))
@@ -242,7 +251,7 @@ def test_parameter_that_came_or_went_is_named(before, after, text):
             series(weights={"0": [*side.values()], "2": [*side.values()]}, names=[*side]) for side in (before, after)
         )
     )
-    baseline = make_baseline(launches=stored(there)).condensed()
+    baseline = baseline_of(there).condensed()
     row = judged(here, *baseline.center_launches, metric="weight_hash")
     assert f"first differ before the first step on rank 0{text}" in row.detail
     # Earlier versions kept no names.
@@ -258,25 +267,25 @@ def buffered(*ranks: dict[str, Sequence[str]]) -> LaunchFacts:
 
 def test_buffers_have_a_row_of_their_own_that_names_them():
     there, here = buffered({"1": "ab"}, {"1": "ab"}), buffered({"1": "ab"}, {"1": "a0"})
-    assert judged(there, there, metric="buffer_hash").outcome is Outcome.PASS
+    assert judged(there, there, metric="buffer_hash").outcome is PASS
     row = judged(here, there, metric="buffer_hash")
-    assert row.outcome is Outcome.REGRESSION
+    assert row.outcome is REGRESSION
     assert "first differ after step 1 on rank 1: p1" in row.detail
-    assert judged(here, there, metric="weight_hash").outcome is Outcome.PASS
+    assert judged(here, there, metric="weight_hash").outcome is PASS
     lost = judged(hashed({"1": "ab"}, {"1": "ab"}), there, metric="buffer_hash")
     assert lost.is_lost
 
 
 def test_baseline_without_buffers_stays_valid_and_says_so():
     old = hashed({"1": "ab"}, {"1": "ab"})
-    verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=make_baseline(launches=stored(old)), marked=NUMBERS)
+    verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=baseline_of(old), marked=NUMBERS)
     assert "buffer_hash" not in {row.metric for row in verdicts.rows}
     assert any(
         note.startswith("buffers are not compared: the baseline has no hashes of them") for note in texts(verdicts)
     )
     varying = make_baseline(launches=stored(buffered({"1": "ab"})), left_out={"buffer_hash": "p0 varies"})
     row = check(buffered({"1": "cd"}), baseline=varying)["buffer_hash"]
-    assert row.outcome is Outcome.NOT_APPLICABLE
+    assert row.outcome is NOT_APPLICABLE
     assert "p0 varies" in row.detail
 
 
@@ -296,7 +305,7 @@ REPLICAS = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "text"), REPLICAS.values(), ids=REPLICAS)
+@each_of("ranks, text", REPLICAS)
 def test_replicas_are_found_and_their_difference_is_named(ranks, text):
     rows = [[series(weights=rank)] for rank in ranks]
     assert [str(parted) for parted in diverged(rows)] == ([text] if text else [])
@@ -309,7 +318,7 @@ def test_replicas_that_differ_in_the_baseline_too_are_no_cause():
         ranks = ({"0": "abc", "1": "def", "2": "123"}, {"0": "abc", "1": digits[0], "2": digits[1]})
         return make_facts(replicas=diverged([[series(weights=rank)] for rank in ranks]))
 
-    baseline = make_baseline(launches=stored(stepped("de0", "120"))).condensed()
+    baseline = baseline_of(stepped("de0", "120")).condensed()
     assert texts(check(stepped("de0", "120"), baseline=baseline)) == []
     for digits, text in ((("de0", "100"), "p1 of "), (("d00", "120"), "p1 and 1 other of ")):
         [note] = texts(check(stepped(*digits), baseline=baseline))

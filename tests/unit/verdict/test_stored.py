@@ -12,10 +12,17 @@ from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import unresolved
-from pytest_aorta.verdict.statistics.decision import Outcome, StoredRule
+from pytest_aorta.verdict.statistics.decision import StoredRule
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
+    IMPROVED,
+    INCONCLUSIVE,
+    MISSING,
+    NOT_APPLICABLE,
+    PASS,
+    REGRESSION,
+    baseline_of,
     launches_near,
     make_baseline,
     make_facts,
@@ -30,14 +37,14 @@ from tests.unit.verdict.compared import CONFIG, STABLE, check, compare, detectio
 
 def test_same_facts_pass_every_default_metric_they_have():
     launches = [make_facts(metrics={"peak_memory_bytes": 1.0})] * 3
-    verdicts = check(*launches, baseline=make_baseline(launches=stored(*launches * 3)))
-    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "peak_memory_bytes", "weight_hash"], Outcome.PASS)
+    verdicts = check(*launches, baseline=baseline_of(*launches * 3))
+    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "peak_memory_bytes", "weight_hash"], PASS)
 
 
 def test_metric_where_more_is_better_regresses_downwards():
-    baseline = make_baseline(launches=stored(*[make_facts(metrics={"tokens_per_s": 100.0})] * 10))
+    baseline = baseline_of(*[make_facts(metrics={"tokens_per_s": 100.0})] * 10)
     marked = {"tokens_per_s": Tolerance(0.05)}
-    for value, outcome in ((60.0, Outcome.REGRESSION), (160.0, Outcome.IMPROVED)):
+    for value, outcome in ((60.0, REGRESSION), (160.0, IMPROVED)):
         row = check(*[make_facts(metrics={"tokens_per_s": value})] * 3, baseline=baseline, marked=marked)[
             "tokens_per_s"
         ]
@@ -48,7 +55,7 @@ def test_metric_where_more_is_better_regresses_downwards():
 def test_center_is_the_median_of_the_center_launches_alone():
     launches = (*stored(*launches_near(20.0, 9), center=False), *stored(*launches_near(10.0, 9), revision=2))
     row = check(*[make_facts()] * 3, baseline=make_baseline(launches=launches))["step_time_p50"]
-    assert (row.outcome, row.baseline) == (Outcome.PASS, pytest.approx(10, 1e-3))
+    assert (row.outcome, row.baseline) == (PASS, pytest.approx(10, 1e-3))
 
 
 def lost_by(*losses: float, build=on_cpu) -> list[LaunchFacts]:
@@ -64,7 +71,7 @@ NOISY_LOSSES = (2.0, 2.004, 1.996, 2.002, 1.998, 2.001, 1.999, 2.003, 1.997, 2.0
 
 
 def check_loss(*losses: float, recorded=(2.0,) * 10, build=on_cpu, max_launches=6) -> Verdict:
-    baseline = make_baseline(launches=stored(*lost_by(*recorded, build=build)))
+    baseline = baseline_of(*lost_by(*recorded, build=build))
     comparison = StoredComparison("case", CONFIG, baseline, LOSS, max_launches)
     return comparison.judge([build(final_loss=loss, block="here") for loss in losses])["final_loss"]
 
@@ -73,20 +80,20 @@ def check_loss(*losses: float, recorded=(2.0,) * 10, build=on_cpu, max_launches=
 @pytest.mark.parametrize("recorded", [(2.0,), (2.0,) * 10, NOISY_LOSSES])
 def test_unchanged_loss_passes_its_tolerance_at_the_first_launch(build, recorded):
     row = check_loss(2.0, recorded=recorded, build=build)
-    assert row.state == Decided(Outcome.PASS)
+    assert row.state == Decided(PASS)
 
 
 @pytest.mark.parametrize("build", [on_cpu, make_facts])
 @pytest.mark.parametrize("recorded", [(2.0,), (2.0,) * 10, NOISY_LOSSES])
 @pytest.mark.parametrize("loss", [2.1, 12.0])
 def test_loss_beyond_its_tolerance_is_a_regression_whatever_the_noise_of_times(build, recorded, loss):
-    assert check_loss(*[loss] * 3, recorded=recorded, build=build).outcome is Outcome.REGRESSION
+    assert check_loss(*[loss] * 3, recorded=recorded, build=build).outcome is REGRESSION
 
 
 def test_loss_within_the_noise_of_its_baseline_is_no_regression():
     noisy = tuple(2.0 + 10 * (loss - 2.0) for loss in NOISY_LOSSES)
     row = check_loss(2.045, 2.05, 2.045, recorded=noisy, max_launches=3)
-    assert row.outcome is Outcome.INCONCLUSIVE
+    assert row.outcome is INCONCLUSIVE
 
 
 LOST_GPU = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_hashes={"10": "f" * 16})
@@ -94,13 +101,13 @@ LOST_GPU = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_h
 
 def test_launch_that_computes_on_another_device_than_its_baseline_is_lost():
     verdicts = check(with_p50(LOST_GPU, 99.0), baseline=STABLE)
-    assert outcomes(verdicts) == {"step_time_p50": Outcome.MISSING, "weight_hash": Outcome.MISSING}
+    assert outcomes(verdicts) == {"step_time_p50": MISSING, "weight_hash": MISSING}
     assert all(row.is_lost for row in verdicts.rows)
     assert "the ranks computed on cpu, those of the baseline on cuda; " in verdicts["step_time_p50"].detail
 
 
 def test_baseline_without_a_device_among_its_facts_is_compared():
-    nameless = make_baseline(launches=stored(*[make_facts(environment={})] * 3))
+    nameless = baseline_of(*[make_facts(environment={})] * 3)
     assert check(make_facts(environment={"device": "cuda"}), baseline=nameless)["step_time_p50"].is_compared
 
 
@@ -108,7 +115,7 @@ LOSSES = {"final_loss": Tolerance(0.05)}
 
 
 def check_losses(here, there, max_launches=5):
-    baseline = make_baseline(launches=stored(*[make_facts(final_loss=value) for value in there]))
+    baseline = baseline_of(*[make_facts(final_loss=value) for value in there])
     facts = [make_facts(final_loss=value) for value in here]
     return check(*facts, baseline=baseline, marked=LOSSES, max_launches=max_launches)["final_loss"]
 
@@ -118,26 +125,26 @@ SIGNED = [-1.0, 0.0, 1.0, -0.5, 0.5, -0.7, 0.7, 0.2, -0.2, 0.1]
 
 def test_value_that_is_not_positive_passes_within_the_baselines_range():
     row = check_losses([0.9], SIGNED)
-    assert (row.outcome, row.delta) == (Outcome.PASS, None)
+    assert (row.outcome, row.delta) == (PASS, None)
     assert "not positive" in row.reason
 
 
 def test_value_beyond_the_range_of_signed_ones_asks_for_launches():
     seen = [check_losses([1.5, 1.6, 1.7, 1.8, 1.9][:count], SIGNED) for count in range(1, 6)]
-    assert [row.outcome for row in seen] == [Outcome.INCONCLUSIVE] * 4 + [Outcome.REGRESSION]
+    assert [row.outcome for row in seen] == [INCONCLUSIVE] * 4 + [REGRESSION]
     assert [isinstance(row.state, Open) for row in seen] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
     ("here", "there", "outcome"),
     [
-        ([-1.5, -1.6, -1.7, -1.8, -1.9], SIGNED, Outcome.IMPROVED),
-        ([0.1, 0.2, 99.0], SIGNED, Outcome.PASS),  # one outlier
-        ([-0.7, -0.5, -0.6], [-1.0], Outcome.INCONCLUSIVE),  # beyond a single launch by chance
-        ([0.5] * 2, [0.0] * 3, Outcome.INCONCLUSIVE),  # a value that never varies
-        ([0.5] * 3, [0.0] * 3, Outcome.REGRESSION),
-        ([0.0], [0.0] * 3, Outcome.PASS),
-        ([-99.0], [-100.0] * 3, Outcome.PASS),  # within its tolerance
+        ([-1.5, -1.6, -1.7, -1.8, -1.9], SIGNED, IMPROVED),
+        ([0.1, 0.2, 99.0], SIGNED, PASS),  # one outlier
+        ([-0.7, -0.5, -0.6], [-1.0], INCONCLUSIVE),  # beyond a single launch by chance
+        ([0.5] * 2, [0.0] * 3, INCONCLUSIVE),  # a value that never varies
+        ([0.5] * 3, [0.0] * 3, REGRESSION),
+        ([0.0], [0.0] * 3, PASS),
+        ([-99.0], [-100.0] * 3, PASS),  # within its tolerance
     ],
 )
 def test_signed_values_are_compared_by_their_ranges(here, there, outcome):
@@ -201,16 +208,16 @@ def test_launches_that_are_advised_let_unchanged_code_pass():
         assert len(enough) <= 8
         candidate = [rng.gauss(0, 0.001) + rng.gauss(0, 0.005) for _ in range(5)]
         baseline = baseline_estimate({0: enough}, [[enough]], prior)
-        passed += run_stored(candidate, baseline, tolerance).outcome is Outcome.PASS
+        passed += run_stored(candidate, baseline, tolerance).outcome is PASS
     assert passed >= 0.85 * trials
 
 
 def test_undecided_verdict_names_the_remedy_at_once_and_recording_says_the_same():
-    few = make_baseline(launches=stored(*launches_near(10.0, 3, deviation=0.04, seed=1)))
+    few = baseline_of(*launches_near(10.0, 3, deviation=0.04, seed=1))
     marked = {"step_time_p50": Tolerance(0.11)}
     comparison = StoredComparison("case", few.config, few, marked, 5)
     row = comparison.judge([with_p50(make_facts(block="f" * 12), 11.43)])["step_time_p50"]
-    assert (row.state, row.launches) == (Decided(Outcome.INCONCLUSIVE), 1)
+    assert (row.state, row.launches) == (Decided(INCONCLUSIVE), 1)
     remedy_text = row.detail.removeprefix("further launches could not decide; ")
     assert re.fullmatch(r"record \d more launch(es)? \(.*\): the baseline's 3 cannot resolve 11%", remedy_text)
     lines = detection_lines(few, marked)
@@ -229,9 +236,9 @@ def test_stored_gpu_baselines_have_fine_tolerances_of_overlap_and_can_decide(pat
     for launch in launches:
         rows = comparison.judge([launch])
         # What varies too much is left to the schedule, which is exact.
-        assert rows["scheduled_overlap_ratio" if "overlap_ratio" in names else names[0]].outcome is Outcome.PASS
+        assert rows["scheduled_overlap_ratio" if "overlap_ratio" in names else names[0]].outcome is PASS
         for name in names:
-            expected = Outcome.NOT_APPLICABLE if name in baseline.left_out else Outcome.PASS
+            expected = NOT_APPLICABLE if name in baseline.left_out else PASS
             assert (rows[name].outcome, str(rows[name].tolerance)) == (expected, overlap[name])
     for name, tolerance in chosen.items():
         if tolerance.value and METRICS[name].has_noise and name not in baseline.left_out:
@@ -244,8 +251,8 @@ def test_metric_that_one_of_several_launches_lost_is_missing():
 
 
 def test_metric_that_the_baseline_lacks_is_missing():
-    row = check(make_facts(), baseline=make_baseline(launches=stored(make_facts(weight_hashes={}))))["weight_hash"]
-    assert (row.outcome, row.is_lost) == (Outcome.MISSING, False)
+    row = check(make_facts(), baseline=baseline_of(make_facts(weight_hashes={})))["weight_hash"]
+    assert (row.outcome, row.is_lost) == (MISSING, False)
     assert "no weight_hash; record it again with --update-baselines --aorta-record=replace" in row.reason
 
 
@@ -253,4 +260,4 @@ def test_metric_that_the_baseline_lacks_is_missing():
 def test_metric_that_one_of_two_launches_lacks_is_missing(lacks):
     launches = {"candidate": make_facts(), "reference": make_facts()} | {lacks: make_facts(weight_hashes={})}
     row = compare([launches["candidate"]], [launches["reference"]])["weight_hash"]
-    assert row.outcome is Outcome.MISSING
+    assert row.outcome is MISSING

@@ -15,7 +15,7 @@ import pytest
 from pytest_aorta.launch.guarded import GUARD, guard_spec
 from pytest_aorta.result.outcome import EndReason
 from tests.distributed.processes import is_alive
-from tests.unit.builders import make_plan
+from tests.unit.builders import each_of, make_plan
 
 # Only a guard that hangs reaches this limit.
 HANG_S = 60.0
@@ -164,7 +164,7 @@ ENDS: dict[str, tuple[str, dict[str, float], EndReason]] = {
 }
 
 
-@pytest.mark.parametrize(("program", "changes", "reason"), ENDS.values(), ids=ENDS)
+@each_of("program, changes, reason", ENDS)
 def test_launch_ends_by_what_its_ranks_leave(guard, impatient, program, changes, reason):
     verdict = guard(f"{program}\ntime.sleep(60)", file=impatient, **{"time_limit_s": 50.0} | changes).end()
     assert verdict["reason"] == reason

@@ -3,6 +3,7 @@
 import pytest
 
 from pytest_aorta.result.trace.kept import traces_note
+from tests.unit.builders import write
 
 
 @pytest.mark.parametrize(
@@ -12,8 +13,7 @@ from pytest_aorta.result.trace.kept import traces_note
 @pytest.mark.parametrize("on_device", [True, False])
 def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, files, note, on_device):
     for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        write(tmp_path / name)
     text = "".join(traces_note(tmp_path, on_device=on_device))
     located, _, about_steps = text.partition("; ")
     assert located.endswith(note.format(tmp_path))

@@ -16,7 +16,7 @@ from pytest_aorta.result.trace.rank_files import (
     read_operators,
     waits_of_ranks_ms,
 )
-from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
+from tests.unit.builders import ENDED_WELL, each_of, make_plan, rank_values, write_rank_file, write_ranks
 
 CALL = OperatorCall(
     name="aten.mm.default",
@@ -99,7 +99,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "waits"), WAITS.values(), ids=WAITS)
+@each_of("ranks, waits", WAITS)
 def test_rank_waits_from_its_own_arrival(ranks, waits):
     assert waits_of_ranks_ms(ranks) == waits
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.trace.profiled_steps import MAX_CALLS, CollectiveCalls, collective_facts, waits_ms
+from tests.unit.builders import each_of
 
 
 def calls(*ms: float, kind="all_gather", group="0 [0, 1]", size=2, num_bytes=1 << 20):
@@ -94,7 +95,7 @@ WITHOUT_WAITS = {
 }
 
 
-@pytest.mark.parametrize(("own", "peer"), WITHOUT_WAITS.values(), ids=WITHOUT_WAITS)
+@each_of("own, peer", WITHOUT_WAITS)
 def test_calls_that_do_not_match_or_need_not_wait_have_no_waits(own, peer):
     assert waits_ms([[own], [peer]], 0) == {}
 

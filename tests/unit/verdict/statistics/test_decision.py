@@ -17,7 +17,6 @@ from pytest_aorta.verdict.statistics.decision import (
     PAIR_FALSE_ALARM_RATE,
     REGRESSION_CHANCE,
     Decision,
-    Outcome,
     Scale,
     StoredRule,
     decide_pairs,
@@ -26,6 +25,7 @@ from pytest_aorta.verdict.statistics.decision import (
     quantile_t,
 )
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
+from tests.unit.builders import IMPROVED, INCONCLUSIVE, PASS, REGRESSION, each_of
 from tests.unit.simulated import PRIOR as SIMULATED_PRIOR
 from tests.unit.simulated import WITHIN, at_most, draw_block, draw_estimate, draw_pairs, run_pairs, run_stored
 
@@ -48,25 +48,25 @@ def pairs(*changes: float, tolerance=0.05, max_pairs=6, worse=1) -> Decision:
 
 @given(st.floats(0.05, 20), st.integers(1, 13))
 def test_one_launch_never_fails_however_slow(change, max_launches):
-    assert stored(change, max_launches=max_launches).outcome in (None, Outcome.INCONCLUSIVE)
+    assert stored(change, max_launches=max_launches).outcome in (None, INCONCLUSIVE)
 
 
 @given(st.floats(0.05, 20), st.integers(2, 12))
 def test_two_pairs_never_fail_however_slow(change, max_pairs):
-    assert pairs(change, change, max_pairs=max_pairs).outcome in (None, Outcome.INCONCLUSIVE)
+    assert pairs(change, change, max_pairs=max_pairs).outcome in (None, INCONCLUSIVE)
 
 
 @pytest.mark.parametrize("worse", [1, -1], ids=["lower is better", "higher is better"])
 @pytest.mark.parametrize(
     ("change", "outcome"),
     [
-        (0.20, Outcome.REGRESSION),
-        (0.06, Outcome.REGRESSION),
-        (0.04, Outcome.PASS),
-        (0.0, Outcome.PASS),
-        (-0.04, Outcome.PASS),
-        (-0.06, Outcome.IMPROVED),
-        (-0.20, Outcome.IMPROVED),
+        (0.20, REGRESSION),
+        (0.06, REGRESSION),
+        (0.04, PASS),
+        (0.0, PASS),
+        (-0.04, PASS),
+        (-0.06, IMPROVED),
+        (-0.20, IMPROVED),
     ],
 )
 @pytest.mark.parametrize("decide", [stored, pairs])
@@ -80,18 +80,18 @@ def test_change_beyond_the_tolerance_and_within_the_noise_is_no_regression():
     noisy = [0.1 * value for value in (-1.0, -0.7, -0.4, -0.1, 0.0, 0.0, 0.1, 0.4, 0.7, 1.0)]
     baseline = baseline_estimate({"here": noisy}, [[noisy]], PRIOR)
     assert stored(0.06, 0.07, 0.065, baseline=baseline).outcome is None
-    assert stored(0.06, 0.07, 0.065, baseline=baseline, max_launches=3).outcome is Outcome.INCONCLUSIVE
+    assert stored(0.06, 0.07, 0.065, baseline=baseline, max_launches=3).outcome is INCONCLUSIVE
 
 
 def test_pass_needs_twice_the_tolerance_excluded():
     baseline = baseline_estimate({"here": [0.0]}, [[[0.0]]], VarianceComponents.of(0.03, 0.001, 4))
-    assert stored(0.04, baseline=baseline).outcome is not Outcome.PASS
-    assert stored(0.04, baseline=baseline, tolerance=0.2).outcome is Outcome.PASS
+    assert stored(0.04, baseline=baseline).outcome is not PASS
+    assert stored(0.04, baseline=baseline, tolerance=0.2).outcome is PASS
 
 
 def test_improvement_is_not_passed_before_it_can_be_reported():
     assert stored(-0.2).outcome is None
-    assert stored(-0.2, max_launches=1).outcome is Outcome.PASS
+    assert stored(-0.2, max_launches=1).outcome is PASS
 
 
 @pytest.mark.parametrize("most", range(1, 14))
@@ -100,10 +100,10 @@ def test_launches_or_pairs_that_nothing_can_be_reported_from_end_inconclusive(mo
     # The first launch is slow. After the third, launches are too noisy for a pass, and the second was fast.
     ended = 1 if most < 3 else 3
     outcomes = [stored(*noise[:count], max_launches=most).outcome for count in range(1, ended + 1)]
-    assert outcomes == [None] * (ended - 1) + [Outcome.INCONCLUSIVE]
+    assert outcomes == [None] * (ended - 1) + [INCONCLUSIVE]
     if 2 <= most <= 12:
         assert pairs(noise[0], max_pairs=most).outcome is None
-        assert pairs(*noise, max_pairs=most).outcome is Outcome.INCONCLUSIVE
+        assert pairs(*noise, max_pairs=most).outcome is INCONCLUSIVE
 
 
 # Three launches with a standard deviation of 5%, so only a change far beyond 10% can be distinguished from noise.
@@ -117,31 +117,31 @@ def decide_noisy(*changes: float, max_launches=5, tolerance=0.1, worse=1) -> Dec
 
 @pytest.mark.parametrize("worse", [1, -1], ids=["lower is better", "higher is better"])
 def test_launch_is_inconclusive_at_once_if_no_further_launch_could_decide(worse):
-    assert decide_noisy(0.02, worse=worse).outcome is Outcome.INCONCLUSIVE
-    assert decide_noisy(0.02, worse=worse, tolerance=0.5).outcome is Outcome.PASS
+    assert decide_noisy(0.02, worse=worse).outcome is INCONCLUSIVE
+    assert decide_noisy(0.02, worse=worse, tolerance=0.5).outcome is PASS
 
 
 def test_obvious_regression_is_launched_again_although_no_launch_could_pass():
     assert decide_noisy(1.0).outcome is None
-    assert decide_noisy(1.0, 1.0, 1.0, max_launches=3).outcome is Outcome.REGRESSION
+    assert decide_noisy(1.0, 1.0, 1.0, max_launches=3).outcome is REGRESSION
 
 
 def test_better_launch_passes_at_once_if_no_further_launch_could_show_an_improvement():
-    assert decide_noisy(-0.3).outcome is Outcome.PASS
+    assert decide_noisy(-0.3).outcome is PASS
     assert decide_noisy(-2.0).outcome is None
-    assert decide_noisy(-2.0, -2.0, -2.0).outcome is Outcome.IMPROVED
+    assert decide_noisy(-2.0, -2.0, -2.0).outcome is IMPROVED
 
 
 @given(st.floats(-3, 3), st.floats(0.001, 2), st.integers(1, 13), st.sampled_from([BASELINE, NOISY]))
 @example(0.0, 0.1171875, 5, NOISY)
 def test_launches_that_repeat_the_first_never_decide_what_was_called_inconclusive(change, tolerance, most, baseline):
-    if stored(change, tolerance=tolerance, max_launches=most, baseline=baseline).outcome is Outcome.INCONCLUSIVE:
+    if stored(change, tolerance=tolerance, max_launches=most, baseline=baseline).outcome is INCONCLUSIVE:
         own = math.sqrt(baseline.variance.within.value)
         for look in range(3, most + 1, 2):
             # As noisy as the baseline, around the first launch.
             later = [change + own * (-1) ** number for number in range(look - 1)]
             found = stored(change, *later, tolerance=tolerance, max_launches=most, baseline=baseline).outcome
-            assert found in (None, Outcome.INCONCLUSIVE)
+            assert found in (None, INCONCLUSIVE)
 
 
 @pytest.mark.parametrize("tolerance", [0.01, 0.02, 0.04])
@@ -153,8 +153,8 @@ def test_launches_that_are_not_made_would_seldom_have_failed_the_test(tolerance,
         baseline, candidate = draw_estimate(rng, (3,)), draw_block(rng, 5, math.log1p(times * tolerance))
         ended = run_stored(candidate, baseline, tolerance)
         full = StoredRule(baseline, "new", tolerance, 5).decide(candidate)
-        is_early = ended.outcome is Outcome.INCONCLUSIVE and ended.launches < 5
-        lost += is_early and full.outcome is Outcome.REGRESSION
+        is_early = ended.outcome is INCONCLUSIVE and ended.launches < 5
+        lost += is_early and full.outcome is REGRESSION
     assert lost <= at_most(REGRESSION_CHANCE, trials)
 
 
@@ -170,38 +170,38 @@ def test_unchanged_code_takes_one_launch_whether_or_not_the_baseline_can_decide(
 
 @pytest.mark.parametrize("count", range(3, 51))
 def test_any_number_of_launches_or_pairs_at_once_is_judged(count):
-    for change, outcome in ((0.3, Outcome.REGRESSION), (0.0, Outcome.PASS), (-0.3, Outcome.IMPROVED)):
+    for change, outcome in ((0.3, REGRESSION), (0.0, PASS), (-0.3, IMPROVED)):
         assert stored(*[change] * count, max_launches=count).outcome is outcome
         assert count > 12 or pairs(*[change] * count, max_pairs=count).outcome is outcome
 
 
 @pytest.mark.parametrize("outlier", [-2.0, 2.0])
 def test_one_outlier_moves_no_verdict(outlier):
-    assert stored(0.0, outlier, 0.0).outcome is not Outcome.REGRESSION
+    assert stored(0.0, outlier, 0.0).outcome is not REGRESSION
     assert abs(stored(0.0, outlier, 0.0).effect) < 0.002
     spoilt = [*STABLE[:-1], outlier]
     baseline = baseline_estimate({"here": spoilt}, [[spoilt]], PRIOR)
-    for change, count, outcome in ((0.0, 1, Outcome.PASS), (0.2, 3, Outcome.REGRESSION)):
+    for change, count, outcome in ((0.0, 1, PASS), (0.2, 3, REGRESSION)):
         assert stored(*[change] * count, baseline=baseline).outcome is outcome
         assert pairs(change, change + 0.001, change + outlier, change, change - 0.001, change).outcome is outcome
 
 
 def test_two_disturbed_launches_of_three_do_not_fail_the_third():
-    assert stored(0.0, 0.4, 0.5).outcome is Outcome.INCONCLUSIVE
+    assert stored(0.0, 0.4, 0.5).outcome is INCONCLUSIVE
 
 
 def test_pairs_heed_a_noise_that_was_never_seen_before():
     assert pairs(0.05, 0.3, 0.1).outcome is None
-    assert pairs(0.1001, 0.1002, 0.1).outcome is Outcome.REGRESSION
+    assert pairs(0.1001, 0.1002, 0.1).outcome is REGRESSION
 
 
 @given(st.lists(st.floats(-0.3, 0.3), min_size=1, max_size=5), st.floats(0.001, 1))
 def test_what_passes_lies_within_its_tolerance(changes, tolerance):
     decision = stored(*changes, tolerance=tolerance)
-    if decision.outcome is Outcome.PASS:
+    if decision.outcome is PASS:
         assert decision.effect <= math.log1p(tolerance)
         assert math.expm1(decision.high) < 2 * tolerance or len(changes) > 1
-    if decision.outcome is Outcome.REGRESSION:
+    if decision.outcome is REGRESSION:
         assert decision.effect > math.log1p(tolerance)
         assert decision.low > 0
 
@@ -240,19 +240,19 @@ NOISE_ALONE = {
 }
 
 
-@pytest.mark.parametrize(("run", "rate", "trials"), NOISE_ALONE.values(), ids=NOISE_ALONE)
+@each_of("run, rate, trials", NOISE_ALONE)
 def test_false_alarms_of_all_looks_stay_below_their_rate(run, rate, trials):
     rng = random.Random(1)
     alarms = Counter(run(rng).outcome for _ in range(trials))
-    assert alarms[Outcome.REGRESSION] <= at_most(rate, trials)
-    assert alarms[Outcome.IMPROVED] <= at_most(rate, trials)
+    assert alarms[REGRESSION] <= at_most(rate, trials)
+    assert alarms[IMPROVED] <= at_most(rate, trials)
 
 
 def test_pairs_in_ten_times_the_noise_that_was_known_rarely_raise_an_alarm():
     rng = random.Random(3)
     decisions = [run_pairs(draw_pairs(rng, 6, within=10 * WITHIN), WITHIN, 0.001) for _ in range(3000)]
     # The measured rate is 1.2%, and 16% if the noise of the pairs themselves is ignored.
-    assert sum(decision.outcome is Outcome.REGRESSION for decision in decisions) <= 60
+    assert sum(decision.outcome is REGRESSION for decision in decisions) <= 60
 
 
 @pytest.mark.parametrize("tolerance", [0.005, 0.01, 0.02])
@@ -264,7 +264,7 @@ def test_slowdown_of_twice_the_tolerance_rarely_passes(tolerance, sizes):
             found = run_stored(draw_block(rng, 5, change), draw_estimate(rng, sizes), tolerance)
         else:
             found = run_pairs(draw_pairs(rng, 6, change), WITHIN, tolerance)
-        passed += found.outcome is Outcome.PASS
+        passed += found.outcome is PASS
     assert passed <= at_most(MISS_RATE, 1500)
 
 
@@ -304,7 +304,7 @@ def test_limit_that_is_printed_is_detected_in_80_percent(count, sizes, block, wo
         for times in told:
             changed = [value + worse * times * limit for value in further]
             decision = StoredRule(baseline, block, 1e-5, count, worse).decide(changed)
-            told[times] += decision.outcome is Outcome.REGRESSION
+            told[times] += decision.outcome is REGRESSION
     assert told[0.5] <= 0.3 * trials
     assert 0.66 * trials <= told[1.0] <= 0.94 * trials
     assert told[1.5] >= 0.93 * trials
@@ -320,7 +320,7 @@ def test_unchanged_code_mostly_passes_at_the_least_tolerance(max_launches, sizes
         least = StoredRule(baseline, "new", 0.0, max_launches).least_tolerance()
         for times in passed:
             decision = run_stored(candidate, baseline, times * least, max_launches=max_launches)
-            passed[times] += decision.outcome is Outcome.PASS
+            passed[times] += decision.outcome is PASS
     # 90% are stated for a baseline whose center is the true center.
     assert passed[1.0] >= 0.85 * 400
     assert passed[0.5] <= 0.5 * 400
@@ -390,7 +390,7 @@ def test_twelve_pairs_decide_what_the_prior_of_a_noisy_machine_leaves_undecided(
     pairs = list(zip(CANDIDATES, REFERENCES, strict=True))
     prior = Variance(0.15**2, 2)
     decisions = [decide_pairs(pairs[:count], prior, 0.02, max_pairs=12, worse=1) for count in (8, 12)]
-    assert [decision.outcome for decision in decisions] == [None, Outcome.REGRESSION]
+    assert [decision.outcome for decision in decisions] == [None, REGRESSION]
     assert 0.03 < decisions[1].low < decisions[1].high < 0.07
 
 
@@ -399,7 +399,7 @@ def test_twelve_pairs_in_two_groups_of_launches_do_not_decide():
     references = [0.0, 0.01, 0.13, 0.0, -0.01, 0.12, 0.0, 0.01, 0.0, 0.13, -0.01, 0.0]
     candidates = [0.12, 0.13, 0.14, 0.0, 0.12, 0.13, 0.11, 0.12, 0.0, 0.14, 0.12, 0.13]
     pairs = list(zip(candidates, references, strict=True))
-    assert decide_pairs(pairs, Variance(0.15**2, 2), 0.02, max_pairs=12, worse=1).outcome is Outcome.INCONCLUSIVE
+    assert decide_pairs(pairs, Variance(0.15**2, 2), 0.02, max_pairs=12, worse=1).outcome is INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("count", "rate"), [(6, 1e-4), (8, 1e-4), (12, 5e-5), (12, 1e-4), (20, 1e-4)])

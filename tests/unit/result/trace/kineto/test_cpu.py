@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_aorta.result.trace.kineto import overlap_of_cpu
-from tests.unit.kineto_traces import BACKWARD, GLOO, boundary, event, trace
+from tests.unit.kineto_traces import BACKWARD, GLOO, boundary, event, families, totals_ms, trace
 
 
 def on_cpu(*events):
@@ -46,7 +46,7 @@ def test_operators_of_a_cpu_rank_count_without_those_that_they_call():
         event("cpu_op", "aten::mm", 200, 10),
         event("user_annotation", "gloo:all_gather", 20, 20, GLOO),
     )
-    assert {family: (round(time.ms, 6), time.calls) for family, time in found.kernels.items()} == {
+    assert families(found) == {
         "gloo:all_gather": (0.020, 1.0),
         "aten::linear": (0.015, 1.0),
         "aten::addmm": (0.010, 1.0),
@@ -72,8 +72,7 @@ def test_reduce_scatter_that_gloo_serves_with_an_all_reduce_keeps_its_name():
         event("user_annotation", "gloo:all_reduce", 8, 10, GLOO),
         event("user_annotation", "gloo:all_reduce", 34, 20, GLOO),
     ).steps
-    times = {kind: round(time.total_ms, 6) for kind, time in step.collectives.items()}
-    assert times == {"reduce_scatter": 0.01, "all_reduce": 0.02}
+    assert totals_ms(step) == {"reduce_scatter": 0.01, "all_reduce": 0.02}
 
 
 def test_work_that_no_known_call_asked_for_is_named_as_gloo_names_it():

@@ -8,7 +8,7 @@ from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.kineto import learn_step, overlap_of_device
 from pytest_aorta.result.trace.profiled_steps import waits_ms
 from tests.unit.builders import broken_rule
-from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
+from tests.unit.kineto_traces import boundary, event, families, kernel, overlap_with_host, totals_ms, trace
 
 ALL_GATHER, REDUCE_SCATTER = (
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -43,7 +43,7 @@ def test_device_alone_is_read_by_what_one_step_with_the_host_said():
     found = overlap_of_device(alone(*named(GENERIC, 70, 90, 170, 230), kernel("gemm", 70, 15)), step, 2)
     first, second = found.steps
     assert [round(each.step_ms, 6) for each in found.steps] == [0.1, 0.1]
-    assert {kind: round(time.total_ms, 6) for kind, time in first.collectives.items()} == {
+    assert totals_ms(first) == {
         "all_gather": 0.01,
         "all_to_all": 0.01,
     }
@@ -91,9 +91,7 @@ def test_copies_by_which_copy_engines_serve_a_collective_communicate():
     later = [event("gpu_memcpy", COPY, begin, 10, 20, stream=20) for begin in (60, 80, 160, 180)]
     own = [event("gpu_memcpy", COPY, begin, 10, 7, stream=7) for begin in (90, 190)]
     for found in (on_device(*work), overlap_of_device(alone(*later, *own, kernel("gemm", 65, 50)), step, 2)):
-        assert {kind: round(time.total_ms, 6) for kind, time in found.steps[0].collectives.items()} == {
-            "all_gather": 0.01
-        }
+        assert totals_ms(found.steps[0]) == {"all_gather": 0.01}
         assert found.steps[0].copy_ms == pytest.approx(0.020)
         assert {family: is_communication(family) for family in found.kernels if "Memcpy" in family} == {
             "Memcpy DtoD": False,
@@ -120,7 +118,7 @@ def test_kernels_of_the_steps_are_kept_by_family_without_the_boundarys_own():
         learned(),
         2,
     )
-    assert {family: (round(time.ms, 6), time.calls) for family, time in found.kernels.items()} == {
+    assert families(found) == {
         "nvjet_tst_NTT": (0.015, 1.0),
         "ncclDevKernel_AllGather_RING_LL": (0.005, 0.5),
         "Memcpy DtoD": (0.002, 0.5),

@@ -23,6 +23,11 @@ def backward(begin, duration, thread=BACKWARD):
     return event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", begin, duration, thread)
 
 
+def graph_of(*events, formula=lambda *_: None):
+    """Return the graph of a step with these events of the host."""
+    return costs_of_step(trace(boundary(0), *events, boundary(100)), formula, lambda _: True, on_device=False).graph
+
+
 # What a step does -> the stream of each node, and what it waits for.
 STEPS = {
     "a call that the host waits for runs on its stream": (
@@ -152,18 +157,15 @@ STEPS = {
 @pytest.mark.parametrize("order", [1, -1])
 def test_nodes_wait_for_what_the_host_asked_them_to(case, order):
     events, nodes = STEPS[case]
-    document = trace(boundary(0), *events[::order], boundary(100))
-    costs = costs_of_step(document, lambda name, _: 8 if name == "aten::mm" else None, lambda _: True, on_device=False)
-    assert costs.graph.problem == ""
-    streams = costs.graph.streams
-    assert [(streams[node.stream], node.after) for node in costs.graph.nodes] == nodes
+    graph = graph_of(*events[::order], formula=lambda name, _: 8 if name == "aten::mm" else None)
+    assert graph.problem == ""
+    assert [(graph.streams[node.stream], node.after) for node in graph.nodes] == nodes
 
 
 def test_messages_have_the_other_rank():
     events = [said(12, "requests 5 3", duration=2), op(12.5, "c10d::send")]
     events += [said(15, "requests 6 4", duration=2), op(15.5, "c10d::recv_")]
-    document = trace(boundary(0), said(10, "on 0"), *events, boundary(100))
-    nodes = costs_of_step(document, lambda *_: None, lambda _: True, on_device=False).graph.nodes
+    nodes = graph_of(said(10, "on 0"), *events).nodes
     assert [(node.name, node.sends_to, node.receives_from) for node in nodes] == [
         ("send_recv", 3, None),
         ("send_recv", None, 4),
@@ -171,8 +173,7 @@ def test_messages_have_the_other_rank():
 
 
 def test_step_without_marks_says_so():
-    costs = costs_of_step(trace(boundary(0), op(12), boundary(100)), lambda *_: 8, lambda _: True, on_device=False)
-    assert "not marked" in costs.graph.problem
+    assert "not marked" in graph_of(op(12), formula=lambda *_: 8).problem
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,4 @@ def test_step_without_marks_says_so():
 )
 def test_what_a_graph_lacks_is_named(category, name, unseen):
     hidden = event(category, name, 14, 0.5, TRAINING)
-    document = trace(boundary(0), said(10, "on 0"), op(12), hidden, op(16, GATHER), boundary(100))
-    costs = costs_of_step(document, lambda *_: None, lambda _: True, on_device=False)
-    assert costs.graph.unseen == [unseen]
+    assert graph_of(said(10, "on 0"), op(12), hidden, op(16, GATHER)).unseen == [unseen]
