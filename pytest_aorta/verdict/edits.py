@@ -297,10 +297,12 @@ def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
 
 
 def _of_names(here: HashedParts, there: HashedParts, step: str) -> str:
-    """Return which of the tensors differ in a step; empty if all do, or their names are not known."""
+    """Return which of the tensors differ in a step; empty if all weights do, or names are not known."""
     one, two = hashes_by_name(here, there, step)
     names = [name for name in one if one[name] != two.get(name)]
-    return f" of {some_of(names)}" if 0 < len(names) < len(one) else ""
+    # All buffers may be those of a copy of the model.
+    is_some = len(names) < len(one) or not isinstance(here, SeriesFacts)
+    return f" of {some_of(names)}" if names and is_some else ""
 
 
 def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:

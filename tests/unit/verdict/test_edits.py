@@ -211,9 +211,9 @@ CASES = {
         ["the initial weights differ on all ranks; look at the initialization, and at what is loaded"],
     ),
     "initial buffers": (
-        facts(buffers=buffers({"0": "12", "1": "13"}), loss=[2.0, 0.5]),
+        facts(buffers=buffers({"0": "22", "1": "13"}), loss=[2.0, 0.5]),
         facts(buffers=buffers({"0": "11", "1": "12"})),
-        ["the initial buffers of p1 differ on all ranks; look at the initialization, and at what is loaded"],
+        ["the initial buffers of p0, p1 differ on all ranks; look at the initialization, and at what is loaded"],
     ),
     "buffers with equal weights": (
         facts(buffers=buffers({"1": "11", "2": "12"}), weights={"1": "aa", "2": "aa"}),
