@@ -56,8 +56,8 @@ def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
     if running.steps and failing:
         _locate_step(running, failing)
     elif running.locates and (hashed := _hashed_in_script(running, failing)):
-        compared, is_ab = running.comparison, hashed[0].reference.is_ab
-        sides = list(Side) if is_ab else [Side.CANDIDATE]
+        compared = running.comparison
+        sides = list(Side) if hashed[0].reference.is_ab else [Side.CANDIDATE]
         try:
             launched = {side: running.again(side, every_step).facts for side in sides}
         except (LaunchError, SpecError) as error:
@@ -72,10 +72,8 @@ def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
                 row.replace(detail=_on_weights(METRICS[row.metric], here, there)) if row in hashed else row
                 for row in compared.rows
             )
-            # The weights before the step that differs first are known now. A baseline is of launches that count costs,
-            # which do not note rates that are tensors in each step, so settings are those of such a launch.
-            own = here if is_ab else running.results[Side.CANDIDATE].facts.with_every_step(here)
-            said = [] if any(note.kind is NoteKind.EDIT for note in compared.notes) else edits([own], [there])
+            # The weights before the step that differs first are known now.
+            said = [] if any(note.kind is NoteKind.EDIT for note in compared.notes) else edits([here], [there])
             notes = (*(Note(text, NoteKind.EDIT) for text in said), *compared.notes)
             running.comparison = compared.replace(rows=tuple(rows), notes=notes)
 
