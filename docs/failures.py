@@ -84,7 +84,7 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("{name} computes", "a forward pass more or less, other shapes", "evaluation, checkpointing"),
             Meaning("each operator computes", "more samples, or longer ones", "batch, padding"),
             Meaning(
-                "the initial weights", "initialization, or another checkpoint", "the constructor, `load_state_dict`"
+                "the initial {kind}", "initialization, or another checkpoint", "the constructor, `load_state_dict`"
             ),
             Meaning("the loss of step {step} differs", "the model, its loss, or augmentation", "the forward pass"),
             Meaning(
@@ -93,7 +93,8 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
                 "reduction, accumulation, `unscale_`",
             ),
             Meaning("the update of step", "gradients or optimizer", "communication hooks, the optimizer's code"),
-            Meaning("{here.name} made", "epochs, steps, or the length of the data", "the end of the loop"),
+            Meaning("buffers{of} differ", "decay or interval of an average", "what updates copies, or BatchNorm"),
+            Meaning("{here.steps} were made", "epochs, steps, or the length of the data", "the end of the loop"),
             Meaning("{RANDOM}: torch's", "the seed, or one more draw", "`manual_seed`; what draws numbers before"),
         ),
     ),

@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from pytest_aorta.common.model import (
     Count,
@@ -118,6 +118,12 @@ class HashedParts(Model, frozen=True, omit_defaults=True):
     weights: dict[Step, list[str]] = {}
     parameters: dict[Step, str] = {}
     names: list[str] = []
+
+    def with_more(self, every: HashedParts) -> Self:
+        """Return these hashes with those of more steps of a launch that computed the same."""
+        # Where tensors come or go, launches that hash other steps may name those of other steps.
+        more = every.parameters if every.names == self.names else {}
+        return self.replace(weights=every.weights | self.weights, parameters=more | self.parameters)
 
 
 class Series(Model, frozen=True, omit_defaults=True):
@@ -277,16 +283,9 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
 
     def with_every_step(self, hashed: SeriesFacts) -> SeriesFacts:
         """Return these facts with the hashes of a launch that computed the same, and hashed every step."""
-        return _more_steps(self, hashed).replace(
-            gradients=hashed.gradients, buffers=_more_steps(self.buffers, hashed.buffers)
+        return self.with_more(hashed).replace(
+            gradients=hashed.gradients, buffers=self.buffers.with_more(hashed.buffers)
         )
-
-
-_Parts = TypeVar("_Parts", bound=HashedParts)
-
-
-def _more_steps(some: _Parts, every: HashedParts) -> _Parts:
-    return some.replace(weights=every.weights | some.weights, parameters=every.parameters | some.parameters)
 
 
 def joined_hashes(ranks: Sequence[Sequence[Series]], kind: str = PARAMETERS) -> dict[str, str]:

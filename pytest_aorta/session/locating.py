@@ -13,7 +13,6 @@ from pytest_aorta.plan.launch_plan import LaunchRequest
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.bitwise import (
@@ -26,8 +25,9 @@ from pytest_aorta.verdict.bitwise import (
 )
 from pytest_aorta.verdict.edits import edits
 from pytest_aorta.verdict.environment import changed_settings
-from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.metrics import METRICS, Metric
 from pytest_aorta.verdict.restarts import lost
+from pytest_aorta.verdict.rows import first_other
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Note, NoteKind, Verdict
 
@@ -55,9 +55,9 @@ def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
     """Enter into a comparison where its failing verdicts come from, by further launches unless these are declined."""
     if running.steps and failing:
         _locate_step(running, failing)
-    elif running.locates and (row := next(_hashed_in_script(running, failing), None)):
+    elif running.locates and (hashed := _hashed_in_script(running, failing)):
         compared = running.comparison
-        sides = list(Side) if row.reference.is_ab else [Side.CANDIDATE]
+        sides = list(Side) if hashed[0].reference.is_ab else [Side.CANDIDATE]
         try:
             launched = {side: running.again(side, every_step).facts for side in sides}
         except (LaunchError, SpecError) as error:
@@ -68,24 +68,27 @@ def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
             there = launched.get(Side.REFERENCE) or max(
                 running.old.center_launches if running.old else (), key=_num_hashes
             )
-            located = row.replace(detail=_on_weights(METRICS[row.metric].hashed, here, there))
-            rows = (located if one == row else one for one in compared.rows)
+            rows = (
+                row.replace(detail=_on_weights(METRICS[row.metric], here, there)) if row in hashed else row
+                for row in compared.rows
+            )
             # The weights before the step that differs first are known now.
             said = [] if any(note.kind is NoteKind.EDIT for note in compared.notes) else edits([here], [there])
             notes = (*(Note(text, NoteKind.EDIT) for text in said), *compared.notes)
             running.comparison = compared.replace(rows=tuple(rows), notes=notes)
 
 
-def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) -> Iterator[Verdict]:
-    if running.results[Side.CANDIDATE].ranks[0].series and hashes_weights(running):
-        hashed = (row for row in failing if row.metric in METRICS and METRICS[row.metric].hashed)
-        yield from (row for row in hashed if row.outcome is Outcome.REGRESSION)
+def _hashed_in_script(running: RunningComparison, failing: Sequence[Verdict]) -> list[Verdict]:
+    if not (running.results[Side.CANDIDATE].ranks[0].series and hashes_weights(running)):
+        return []
+    hashed = (row for row in failing if row.metric in METRICS and METRICS[row.metric].hashed)
+    return [row for row in hashed if row.outcome is Outcome.REGRESSION]
 
 
-def _on_weights(kind: str, here: LaunchFacts, there: LaunchFacts) -> str:
-    """Return which ``kind`` of tensors differs first, by launches with the hashes of every step."""
-    same = f"launched once more with hashes of every step, no {kind} differ, so launches of the same code differ"
-    return first_other_weights(here.series, there.series, kind) or same
+def _on_weights(metric: Metric, here: LaunchFacts, there: LaunchFacts) -> str:
+    """Return which tensors that the metric hashes differ first, by launches with the hashes of every step."""
+    same = f"with hashes of every step, no {metric.hashed} differ, so launches of the same code differ"
+    return first_other(metric, here, there) or f"launched once more {same}"
 
 
 def _num_hashes(facts: LaunchFacts) -> int:

@@ -5,6 +5,7 @@ A sentence is evidence, never a guess: it names values of both sides that differ
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby
 from typing import NamedTuple, TypeAlias
 
@@ -12,12 +13,15 @@ from pytest_aorta.common.text import counted, ranks_text, some_of
 from pytest_aorta.result.facts import Launches
 from pytest_aorta.result.series import (
     BATCH,
+    BUFFERS,
     GRADIENTS,
     OFF,
     RANDOM,
+    HashedParts,
     SeriesFacts,
     Setting,
     came_or_went,
+    first_other_weights,
     hashes_by_name,
     other_ranks,
 )
@@ -82,11 +86,16 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     here = launches[-1]
     there = max(others, key=lambda one: sum(len(rank) for series in one.series for rank in series.settings))
     pairs, names = _pairs(here.series, there.series)
+    # Those that are never given a value vary.
+    if any(first_other_weights(one.series, there.series, BUFFERS) for one in others):
+        pairs = [(one.replace(buffers=HashedParts()), other) for one, other in pairs]
     random = [list(map(_random_of, one.series)) for one in others]
     # Launches of the same code may have other random numbers, as without a seed.
     seeded = pairs if all(one == random[0] for one in random) else []
+    losses = [[one.loss for one in launch.series] for launch in others]
+    settings = partial(_settings, do_losses_repeat=all(one == losses[0] for one in losses))
     kinds = (
-        [*names, *_of_series(pairs, _classes, _names), *_of_optimizers(pairs, others)],
+        [*names, *_of_series(pairs, _classes, _names, settings)],
         _of_series(pairs, _samples),
         [*_costs(launches, others)],
         [
@@ -115,14 +124,8 @@ def _pairs(
 def _of_series(
     pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], *kinds: Callable[[SeriesFacts, SeriesFacts], _Found]
 ) -> list[tuple[int, str]]:
-    return [found for pair in pairs for kind in kinds for found in kind(*pair)]
-
-
-def _of_optimizers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]], launches: Launches) -> list[tuple[int, str]]:
-    """Return the sentences on settings, each with its optimizer unless it is of all."""
-    losses = [[one.loss for one in launch.series] for launch in launches]
-    do_repeat = all(one == losses[0] for one in losses)
-    found = [(*one, here.name) for here, there in pairs for one in _settings(here, there, do_losses_repeat=do_repeat)]
+    """Return the sentences, each with its optimizer unless it is of all."""
+    found = [(*one, here.name) for here, there in pairs for kind in kinds for one in kind(here, there)]
     of = Counter(text for _, text, _ in found)
     return [(step, text if of[text] == len(pairs) else f"{name}: {text}") for step, text, name in found]
 
@@ -138,7 +141,8 @@ def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
 def _names(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on parameters, and on buffers, that only one side has."""
     for kind, one, other in (("parameters", here, there), ("buffers", here.buffers, there.buffers)):
-        if names := came_or_went(one.names, other.names):
+        # Of a model that has come to train more, launches that hash other steps may name the tensors of other steps.
+        if one.parameters.keys() & other.parameters.keys() and (names := came_or_went(one.names, other.names)):
             yield 0, f"{kind} came or went: {some_of(names)}"
 
 
@@ -285,12 +289,20 @@ def _costs(launches: Launches, others: Launches) -> _Found:
 
 
 def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on weights before the first step."""
-    if who := other_ranks(here.weights, there.weights, "0"):
-        one, two = hashes_by_name(here, there, "0")
-        names = [name for name in one if one[name] != two.get(name)]
-        of = f" of {some_of(names)}" if 0 < len(names) < len(one) else ""
-        yield 0, f"the initial weights{of} differ on {who}; look at the initialization, and at what is loaded"
+    """Yield a sentence on weights before the first step, and on buffers, which are in copies of the model too."""
+    for kind, one, other in (("weights", here, there), ("buffers", here.buffers, there.buffers)):
+        if who := other_ranks(one.weights, other.weights, "0"):
+            of = _of_names(one, other, "0")
+            yield 0, f"the initial {kind}{of} differ on {who}; look at the initialization, and at what is loaded"
+
+
+def _of_names(here: HashedParts, there: HashedParts, step: str) -> str:
+    """Return which of the tensors differ in a step; empty if all weights do, or names are not known."""
+    one, two = hashes_by_name(here, there, step)
+    names = [name for name in one if one[name] != two.get(name)]
+    # All buffers may be those of a copy of the model.
+    is_some = len(names) < len(one) or not isinstance(here, SeriesFacts)
+    return f" of {some_of(names)}" if names and is_some else ""
 
 
 def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
@@ -301,7 +313,8 @@ def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
         for step in sorted(map(int, steps - {"0"})):
             if text := _number(here, there, str(step)):
                 before = [side.weights.get(str(step - 1)) for side in (here, there)]
-                found.append((here.turn(step), step, text if before[0] and before[0] == before[1] else ""))
+                is_first = before[0] and before[0] == before[1] and not _other_buffers(here, there, str(step - 1))
+                found.append((here.turn(step), step, text if is_first else ""))
                 break
     # A step of another optimizer that differs first explains the others.
     first = min(found, default=(0,))[0]
@@ -322,16 +335,21 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
             return f"the {what} of step {step} is {ratio} times as large {equal}how it is scaled or averaged"
         if ranks and what == "loss":
             who = "" if len(ranks) == len(pairs) else f" on {ranks_text(ranks)}"
-            drawn = "" if step == "1" else "what draws random numbers or changes weights before it, "
+            drawn = "" if step == "1" else "what draws random numbers or changes weights or copies of them before it, "
             places = f"{'augmentation' if has_samples else 'the data'}, {drawn}the forward pass and the loss function"
             return f"the loss of step {step} differs{who} {equal}{places}"
     if not (who := other_ranks(here.weights, there.weights, step)):
-        return ""
+        of, who = _of_names(here.buffers, there.buffers, step), _other_buffers(here, there, step)
+        return who and f"buffers{of} differ on {who} after step {step} with equal weights; look at what updates them"
     is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
     equal = f"{weights}, and gradients before they are reduced" if is_reduction else weights
     backward = "" if is_reduction else "backward, "
     places = f"{backward}how gradients are reduced and clipped, and the optimizer"
     return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
+
+
+def _other_buffers(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
+    return other_ranks(here.buffers.weights, there.buffers.weights, step)
 
 
 def _is_scale(ratio: str, pairs: Collection[object]) -> bool:
@@ -346,7 +364,7 @@ def _is_scale(ratio: str, pairs: Collection[object]) -> bool:
 
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:
     if here.steps != there.steps:
-        yield min(here.num_steps, there.num_steps) + 1, f"{here.name} made {here.steps}, and {there.steps} before"
+        yield min(here.num_steps, there.num_steps) + 1, f"{here.steps} were made, and {there.steps} before"
 
 
 def _random_of(series: SeriesFacts) -> list[list[Setting]]:

@@ -182,7 +182,7 @@ class Row:
         here, there = self.metric.by_step(launch), self.metric.by_step(other)
         if not (different := _different_steps(here, there)):
             return None
-        where = _first_other(self.metric, launch, other) or f"after step {different[0]}"
+        where = first_other(self.metric, launch, other) or f"after step {different[0]}"
         return self._other_bits(here[different[0]], there[different[0]], launch, other, where, further)
 
     def _other_bits(
@@ -223,7 +223,7 @@ def _different_steps(here: Mapping[int, str], there: Mapping[int, str]) -> list[
     return [step for step in sorted(here.keys() & there.keys()) if here[step] != there[step]]
 
 
-def _first_other(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
+def first_other(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
     """Return which optimizer's weights differ first, or the first optimizer that only one side has; or empty."""
     # A workload has no hashes by optimizer.
     here, there = ([one.name for one in side.series if one.weights] for side in (launch, other))
@@ -236,7 +236,7 @@ def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -
     """Return after which step two sides first differ; empty if both have a value for one step only, or for none."""
     if not metric.hashed:
         return ""
-    if found := _first_other(metric, launch, other):
+    if found := first_other(metric, launch, other):
         return found
     here, there = metric.by_step(launch), metric.by_step(other)
     different, common = _different_steps(here, there), sorted(here.keys() & there.keys())

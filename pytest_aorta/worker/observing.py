@@ -51,6 +51,7 @@ from pytest_aorta.worker.torch_private import (
     autocast_of,
     dcp_saver,
     makes_state_alone,
+    sampler_of,
 )
 from pytest_aorta.worker.training import Inputs, random_state, tensors_in
 
@@ -316,7 +317,8 @@ class Observer:
         batch = original(loader)
         # A script evaluates with other samples, and need not keep those it trains with until then.
         if torch.is_grad_enabled():
-            self._inputs.batches[id(loader)] = batch
+            sampler = sampler_of(loader)
+            self._inputs.batches[id(sampler)] = sampler, batch
         return batch
 
     def _give(self, _module: torch.nn.Module, inputs: object) -> None:

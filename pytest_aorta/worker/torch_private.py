@@ -79,6 +79,7 @@ __all__ = [
     "makes_state_alone",
     "parameters_of",
     "profiler_enabled",
+    "sampler_of",
     "sequence_number",
     "tree_leaves",
     "uncompiled",
@@ -163,6 +164,11 @@ def is_flat_parameter(tensor: torch.Tensor) -> bool:
 def autocast_of(entered: torch.autocast) -> str:
     """Return the type of an autocast, such as ``bfloat16``, or ``off``."""
     return str(entered.fast_dtype).removeprefix("torch.") if entered._enabled else "off"
+
+
+def sampler_of(iterator: object) -> object:
+    """Return what a loader's iterator draws indices from, which is the same in each epoch."""
+    return getattr(iterator, "_index_sampler", iterator)
 
 
 def parameters_of(module: nn.Module) -> Mapping[str, torch.Tensor | None]:

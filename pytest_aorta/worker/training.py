@@ -5,6 +5,7 @@ Nothing here waits for a device: samples are copied there, and read when the scr
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import math
@@ -28,6 +29,7 @@ from pytest_aorta.worker.weight_hash import logical_name
 _NOT_SHOWN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
 _NOT_SHOWN |= {"decoupled_weight_decay"}
 _VALUES = (bool, int, float, str)
+_NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 _LONGEST_VALUE = 200
 _DEEPEST = 8
 _MOST_GROUPS = 16
@@ -43,7 +45,7 @@ class Inputs:
     """Inputs of the step that runs: all that a script has done since the last step of an optimizer.
 
     Attributes:
-        batches: What each loader returned last, by its identity.
+        batches: What each loader returned last, by its identity, with what keeps that from another loader.
         num_backward: Number of backward passes.
         autocast: The type of the last autocast.
         clipped_to: The norm that gradients were clipped to; None if they were not.
@@ -51,7 +53,7 @@ class Inputs:
         given: The tensors that a module was given first, where they are watched; a loader may be ahead of the step.
     """
 
-    batches: dict[int, object] = field(default_factory=dict)
+    batches: dict[int, tuple[object, object]] = field(default_factory=dict)
     num_backward: int = 0
     autocast: str = OFF
     clipped_to: float | None = None
@@ -138,8 +140,8 @@ class Training:
         groups = zip(optimizer.param_groups, self._keys, strict=False)
         values = [value for group, keys in groups for value in map(group.get, keys)]
         if any(isinstance(value, torch.Tensor) for value in values):
-            # A scheduler writes into a tensor, which is read by an operator that a count would see.
-            values = [*map(_plain, values)] if may_sample else self._values
+            # A scheduler writes into a tensor.
+            values = [*map(_plain, values)]
         # Values of a parameter group may be anything, so they are compared by identity.
         if len(values) != len(self._values) or not all(map(operator.is_, values, self._values)):
             self._values = values
@@ -155,7 +157,7 @@ class Training:
             self._note(step, "backward passes", inputs.num_backward)
             self._note(step, "autocast", inputs.autocast)
             self._note(step, "mode", mode)
-        batches = [inputs.given] if inputs.given else [*map(tensors_in, inputs.batches.values())]
+        batches = [inputs.given] if inputs.given else [tensors_in(batch) for _, batch in inputs.batches.values()]
         if any(batches):
             shapes = [(part.shape, part.dtype) for batch in batches for part in batch]
             if shapes != self._shapes:
@@ -229,7 +231,7 @@ class TrainingNotes:
     def end_step(self, batch: object, num_backward: int = 1, clipped_to: float | None = None) -> None:
         """Note a step after its time, with its batch; of many steps, the first ones and some later ones."""
         self._num_steps += 1
-        inputs = Inputs({0: batch}, num_backward, clipped_to=clipped_to)
+        inputs = Inputs({0: (None, batch)}, num_backward, clipped_to=clipped_to)
         self._training.note_step(self._num_steps, self._optimizer, [self._model], inputs)
 
     def series(self) -> list[Series]:
@@ -283,10 +285,9 @@ GENERATORS: Mapping[str, Callable[[], object]] = {
 
 def _plain(value: Any) -> Any:
     """Return a number or text, or a tuple of these; None for any other value, such as a tensor on a device."""
-    if type(value) is torch.Tensor and value.is_cpu and value.numel() == 1:
-        # As short as the number that the script gave.
-        number = value.item()
-        return float(f"{number:.7g}") if isinstance(number, float) else number
+    if type(value) is torch.Tensor and value.is_cpu and value.numel() == 1 and value.dtype in _NUMBERS:
+        # No operator, which a count would see; and as short as the number that the script gave.
+        return float(f"{_NUMBERS[value.dtype].from_address(value.data_ptr()).value:.7g}")
     parts = value if isinstance(value, tuple) else (value,)
     return value if all(isinstance(part, _VALUES) for part in parts) else None
 

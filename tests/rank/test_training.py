@@ -71,10 +71,15 @@ def test_batches_of_every_loader_of_a_step_are_sampled_but_not_those_of_an_evalu
         recording = Recording()
         observer = recording.observe(StepRecording(warmup=0))
         model = nn.Linear(4, 2)
-        optimizer = SGD(model.parameters(), lr=torch.tensor(0.1))
-        drawn = torch.rand(16, 4, generator=torch.Generator().manual_seed(seed))
-        loaders = [DataLoader(TensorDataset(rows), batch_size=len(rows) // 2) for rows in (drawn, torch.ones(4, 4))]
-        for step, ([first], [second]) in enumerate(zip(*loaders, strict=True), 1):
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+        drawn = torch.rand(48, 4, generator=torch.Generator().manual_seed(seed))
+        unlabeled, labeled = (
+            DataLoader(TensorDataset(rows), batch_size=len(rows) // 6) for rows in (drawn, drawn[:12])
+        )
+        for step, [first] in enumerate(unlabeled, 1):
+            # An epoch of a loader ends within a step.
+            epochs = iter(labeled), iter(labeled)
+            [second], _ = map(next, epochs)
             with torch.no_grad():
                 list(DataLoader(torch.full((3, 4), evaluated)))
             model(torch.cat([first, second])).sum().backward()
@@ -82,7 +87,7 @@ def test_batches_of_every_loader_of_a_step_are_sampled_but_not_those_of_an_evalu
             optimizer.step()
         observer.stop()
         [series] = recording.result().series
-        assert Setting("lr", values={"1": 0.1, "2": 0.2}) in series.settings
+        assert Setting("lr", values={str(step): step / 10 for step in range(1, 7)}) in series.settings
         return series.samples
 
     assert len(samples(0)["1"]) == 10

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pytest_aorta.result.series import Setting, diverged, series_facts
+from pytest_aorta.result.series import LocalWeights, Setting, diverged, series_facts
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, CostsOfRanks
 from pytest_aorta.verdict.edits import edits
 from tests.unit.builders import each_of, make_facts
@@ -27,6 +27,10 @@ def facts(
     of_ranks = [series(**{"loss": [1.0, 0.5], "weights": {"0": "aa"}} | changes | rank) for rank in ranks or ({}, {})]
     replicas = diverged([[rank] for rank in of_ranks])
     return launch(*of_ranks, costs=[CostsOfRanks([*range(len(of_ranks))], costs)], replicas=replicas)
+
+
+def buffers(rows: dict[str, str]) -> LocalWeights:
+    return series(weights=rows).weights
 
 
 CASES = {
@@ -206,6 +210,21 @@ CASES = {
         facts(),
         ["the initial weights differ on all ranks; look at the initialization, and at what is loaded"],
     ),
+    "initial buffers": (
+        facts(buffers=buffers({"0": "22", "1": "13"}), loss=[2.0, 0.5]),
+        facts(buffers=buffers({"0": "11", "1": "12"})),
+        ["the initial buffers of p0, p1 differ on all ranks; look at the initialization, and at what is loaded"],
+    ),
+    "buffers with equal weights": (
+        facts(buffers=buffers({"1": "11", "2": "12"}), weights={"1": "aa", "2": "aa"}),
+        facts(buffers=buffers({"1": "11", "2": "11"}), weights={"1": "aa", "2": "aa"}),
+        ["buffers of p1 differ on all ranks after step 2 with equal weights; look at what updates them"],
+    ),
+    "names of other steps": (
+        facts(weights={"2": "aa"}, names=["a", "b"]),
+        facts(weights={"0": "aaa"}, names=["a", "b", "c"]),
+        [],
+    ),
     "gradients that are still scaled": (
         facts(grad_norm={"1": 1024.0}),
         facts(grad_norm={"1": 1.0}),
@@ -229,7 +248,7 @@ CASES = {
         facts(weights={"0": "aa", "1": "bb"}),
         [
             "the loss of step 2 differs with equal weights after step 1; look at the data, what draws random numbers "
-            "or changes weights before it, the forward pass and the loss function"
+            "or changes weights or copies of them before it, the forward pass and the loss function"
         ],
     ),
     "loss after weights that are not known": (facts(loss=[1.0, 0.7]), facts(), []),
@@ -259,7 +278,7 @@ CASES = {
     "number of steps": (
         facts(num_steps=5, settings={"lr": {"1": 0.1}}),
         facts(num_steps=4, settings={"lr": {"1": 0.1, "5": 0.2}}),
-        ["AdamW of DDP(Net) made 5 steps, and 4 steps before"],
+        ["5 steps were made, and 4 steps before"],
     ),
 }
 
@@ -269,8 +288,8 @@ def test_sentence_names_what_differs_first(here, there, expected):
     assert edits([here], [there]) == expected
 
 
-def test_random_numbers_that_differ_between_recorded_launches_are_no_cause():
-    here, *there = (facts(settings={"random numbers": {"0": state}}) for state in ("aa", "bb", "cc"))
+def test_random_numbers_and_buffers_that_differ_between_recorded_launches_are_no_cause():
+    here, *there = (facts(settings={"random numbers": {"0": it}}, buffers=buffers({"0": it})) for it in "123")
     assert edits([here], there) == []
 
 

@@ -15,7 +15,7 @@ from pytest_aorta.result.series import (
     optimizers_facts,
     series_facts,
 )
-from pytest_aorta.verdict.metrics import Origin, Tolerance
+from pytest_aorta.verdict.metrics import NUMBERS, Origin, Tolerance
 from tests.unit.builders import (
     MISSING,
     NOT_APPLICABLE,
@@ -90,6 +90,11 @@ def test_no_tensor_has_come_or_gone_in_a_step_that_a_side_did_not_hash(side):
     facts = [series_facts([[series(weights=row)]]) for row in rows]
     facts[side] = [one.replace(parameters={"0": one.parameters["0"]}) for one in facts[side]]
     assert "after step 16 on rank 0, and are equal after step 2" in first_other_weights(*facts)
+
+
+def test_hashes_of_other_tensors_are_not_joined():
+    first, every = (series_facts([[series(weights=rows)]])[0] for rows in ({"0": "11"}, {"1": "123"}))
+    assert first.with_every_step(every).parameters == first.parameters
 
 
 def two_optimizers(bad: str, turns: tuple[list[int], list[int]]) -> LaunchFacts:
@@ -276,7 +281,7 @@ def test_buffers_have_a_row_of_their_own_that_names_them():
 
 def test_baseline_without_buffers_stays_valid_and_says_so():
     old = hashed({"1": "ab"}, {"1": "ab"})
-    verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=baseline_of(old))
+    verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=baseline_of(old), marked=NUMBERS)
     assert "buffer_hash" not in {row.metric for row in verdicts.rows}
     assert any(
         note.startswith("buffers are not compared: the baseline has no hashes of them") for note in texts(verdicts)
