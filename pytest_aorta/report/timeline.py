@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, zip_longest
 from typing import TypeAlias, cast
@@ -146,8 +146,8 @@ def _stream_bars(schedule: Schedule, stream: str) -> list[Bars]:
     return [*found.values()]
 
 
-def _moments(spans_us: _Spans) -> Intervals:
-    return union([(round(begin * _NS_PER_US), round(end * _NS_PER_US)) for begin, end in spans_us])
+def _moments(spans: Iterable[Sequence[float]], unit_ns: int = _NS_PER_US) -> Intervals:
+    return union([(round(begin * unit_ns), round(end * unit_ns)) for begin, end in spans])
 
 
 def _in_ms(moments: Intervals) -> list[tuple[float, float]]:
@@ -262,10 +262,7 @@ def drawn_lanes(lanes: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, lis
 
     Gaps in lanes may be closed, so use lanes for drawing only, not for computing values.
     """
-    sets = {
-        name: union([(round(begin * _NS_PER_MS), round(end * _NS_PER_MS)) for begin, end in intervals])
-        for name, intervals in lanes.items()
-    }
+    sets = {name: _moments(intervals, _NS_PER_MS) for name, intervals in lanes.items()}
     others = (Lane.COMPUTE, Lane.COPY, Lane.WAIT)
     comm = union(*(moments for name, moments in sets.items() if name not in others))
     sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))

@@ -66,7 +66,8 @@ def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
         else:
             here = launched[Side.CANDIDATE]
             there = launched.get(Side.REFERENCE) or max(
-                running.old.center_launches if running.old else (), key=_num_hashes
+                running.old.center_launches if running.old else (),
+                key=lambda facts: sum(len(series.weights) for series in facts.series),
             )
             rows = (
                 row.replace(detail=_on_weights(METRICS[row.metric], here, there)) if row in hashed else row
@@ -89,10 +90,6 @@ def _on_weights(metric: Metric, here: LaunchFacts, there: LaunchFacts) -> str:
     """Return which tensors that the metric hashes differ first, by launches with the hashes of every step."""
     same = f"with hashes of every step, no {metric.hashed} differ, so launches of the same code differ"
     return first_other(metric, here, there) or f"launched once more {same}"
-
-
-def _num_hashes(facts: LaunchFacts) -> int:
-    return sum(len(series.weights) for series in facts.series)
 
 
 def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None:

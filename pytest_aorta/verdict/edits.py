@@ -89,11 +89,9 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     # Those that are never given a value vary.
     if any(first_other_weights(one.series, there.series, BUFFERS) for one in others):
         pairs = [(one.replace(buffers=HashedParts()), other) for one, other in pairs]
-    random = [list(map(_random_of, one.series)) for one in others]
     # Launches of the same code may have other random numbers, as without a seed.
-    seeded = pairs if all(one == random[0] for one in random) else []
-    losses = [[one.loss for one in launch.series] for launch in others]
-    settings = partial(_settings, do_losses_repeat=all(one == losses[0] for one in losses))
+    seeded = pairs if _do_repeat(others, _random_of) else []
+    settings = partial(_settings, do_losses_repeat=_do_repeat(others, lambda series: series.loss))
     kinds = (
         [*names, *_of_series(pairs, _classes, _names, settings)],
         _of_series(pairs, _samples),
@@ -128,6 +126,12 @@ def _of_series(
     found = [(*one, here.name) for here, there in pairs for kind in kinds for one in kind(here, there)]
     of = Counter(text for _, text, _ in found)
     return [(step, text if of[text] == len(pairs) else f"{name}: {text}") for step, text, name in found]
+
+
+def _do_repeat(launches: Launches, value: Callable[[SeriesFacts], object]) -> bool:
+    """Return whether a value of all series is the same in each of some launches."""
+    first, *others = ([value(one) for one in launch.series] for launch in launches)
+    return all(one == first for one in others)
 
 
 def _classes(here: SeriesFacts, there: SeriesFacts) -> _Found:
@@ -330,9 +334,9 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
     for what, sides in (("loss", (here.loss, there.loss)), ("gradient norm", (here.grad_norm, there.grad_norm))):
         pairs = [(one.get(step), other.get(step)) for one, other in zip(*sides, strict=False)]
         ranks = [rank for rank, (one, other) in enumerate(pairs) if None not in (one, other) and one != other]
-        ratios = {f"{one / other:.5g}" for one, other in pairs if one is not None and other}
+        ratios = {float(f"{one / other:.5g}") for one, other in pairs if one is not None and other}
         if ranks and len(ratios) == 1 and _is_scale(ratio := ratios.pop(), {pairs[rank] for rank in ranks}):
-            return f"the {what} of step {step} is {ratio} times as large {equal}how it is scaled or averaged"
+            return f"the {what} of step {step} is {ratio:.5g} times as large {equal}how it is scaled or averaged"
         if ranks and what == "loss":
             who = "" if len(ranks) == len(pairs) else f" on {ranks_text(ranks)}"
             drawn = "" if step == "1" else "what draws random numbers or changes weights or copies of them before it, "
@@ -352,12 +356,11 @@ def _other_buffers(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
     return other_ranks(here.buffers.weights, there.buffers.weights, step)
 
 
-def _is_scale(ratio: str, pairs: Collection[object]) -> bool:
+def _is_scale(factor: float, pairs: Collection[object]) -> bool:
     """Return whether several values have the same ratio, or it is a whole number, as of ranks or micro-batches.
 
     Ratios close to 1 are the same by chance.
     """
-    factor = float(ratio)
     is_whole = factor != 0 and any(f"{one:.4g}".isdigit() for one in (factor, 1 / factor))
     return abs(factor - 1) > _LEAST_SCALE and (len(pairs) > 1 or is_whole)
 

@@ -1,6 +1,5 @@
 """Classes with AORTA's contract, which import nothing of this package, under real launches on two CPU ranks."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.processes import mentioning, own_environ
-from tests.unit.builders import run_python, write
+from tests.unit.builders import read_json, run_python, write
 
 # What AORTA's package has: an entry point that names a class, and a base class of its own.
 METADATA = "Metadata-Version: 2.1\nName: aorta\nVersion: 1.0\n"
@@ -213,7 +212,7 @@ def test_command_launches_a_class_of_aorta_with_steps_and_any_key(run, tmp_path)
     command = ["pytest_aorta.cli", "run", "--nproc", "2", "--gpus", "0", "--results", "kept", "--steps", "4"]
     code, output = run(*command, "--workload", "aorta:fsdp", "--set", "gathers=3")
     assert code == 0, output
-    result = json.loads((tmp_path / "project/kept/aorta-fsdp/trial_0.json").read_text())
+    result = read_json(tmp_path / "project/kept/aorta-fsdp/trial_0.json")
     assert result["config"] == {"steps": 4, "gathers": 3, "environment": {}}
     assert len(result["step_times_ms"]) == 4
     known = run("pytest_aorta.cli", "run", "--workload", "unknown")[1]

@@ -1,6 +1,5 @@
 """Launches of the reference version run the whole code of that version and leave nothing behind."""
 
-import json
 import os
 import shutil
 import site
@@ -13,7 +12,7 @@ import pytest
 
 import pytest_aorta
 from tests.distributed.processes import mentioning, own_environ
-from tests.unit.builders import git, nightly, run_python, write
+from tests.unit.builders import git, nightly, read_json, run_python, write
 
 OWN = """
 import time
@@ -185,7 +184,7 @@ def run(project: Path, tmp_path: Path) -> Runner:
 
 
 def found(project: Path, name: str) -> list[dict]:
-    return json.loads((project / f"{name}.json").read_text())
+    return read_json(project / f"{name}.json")
 
 
 def assert_two_versions(found: list[dict], launcher: str) -> None:

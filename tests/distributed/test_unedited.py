@@ -1,6 +1,5 @@
 """Scripts that do not mention the recorder, on two real ranks: none is broken by it, and its findings have a place."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from pytest_aorta.result.folder import steps_entered
 from tests.distributed.test_init import run
 from tests.distributed.test_own_scripts import aorta
-from tests.unit.builders import nightly
+from tests.unit.builders import nightly, read_json
 
 COSTS = r"(?s)  collectives: (\d+).* collective_bytes: ([\d,]+) B.* flops: ([\d,]+)"
 LOOPS = Path(__file__).parent / "scripts" / "own_loops.py"
@@ -22,7 +21,7 @@ def recorded(folder: Path, loop: str, *options: str) -> tuple[str, list[dict[str
     shutil.copy(LOOPS, folder / "train.py")
     done = aorta(folder, "--launcher=forkserver", "--script", "train.py", *options, "--", loop)
     assert done.returncode == 0, done.stderr
-    result = json.loads((folder / "results" / "train" / "trial_0.json").read_text())
+    result = read_json(folder / "results" / "train" / "trial_0.json")
     return done.stdout, [rank["series"][0] for rank in result["ranks"]]
 
 

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from pytest_aorta.plan.accelerators import visible_devices
+from tests.unit.builders import read_json
 
 pytestmark = [pytest.mark.timed, pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")]
 
@@ -33,7 +34,7 @@ def test_slower_steps_and_one_slow_rank_are_found_against_a_learned_baseline(inn
 
     suite([{}], "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1)
     stored = next(pytester.path.glob("baselines/*/*.json"))
-    facts = json.loads(stored.read_text())["launches"][0]["facts"]
+    facts = read_json(stored)["launches"][0]["facts"]
     p50_ms = facts["step_time_ms"]["p50"]
     # The device decides: step times of a late host vary by more than what is planted.
     assert facts["metrics"]["device_idle_ms"] < 0.05 * p50_ms

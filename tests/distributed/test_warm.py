@@ -1,6 +1,5 @@
 """Warm launches: the state in which ranks start, failures, and processes left after a kill."""
 
-import json
 import os
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.reading import collect_result
 from tests.distributed.processes import WARM_LIMITS_S, await_true, is_alive, living_children, rank_pids
-from tests.unit.builders import make_plan, nightly
+from tests.unit.builders import make_plan, nightly, read_json
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {"fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"}, "llama_fsdp2": {"steps": 3, "warmup": 1}}
@@ -222,7 +221,7 @@ def test_launch_inherits_no_state_of_the_previous_launch(servers, script_plan, t
         monkeypatch.setenv("AORTA_FOUND", str(tmp_path / f"found-{number}"))
         monkeypatch.delenv("AORTA_GIVEN", raising=False) if number else monkeypatch.setenv("AORTA_GIVEN", "once")
         assert run(servers, script_plan(launcher, TRACES)).launcher == launcher
-        found.append(json.loads((tmp_path / f"found-{number}").read_text()))
+        found.append(read_json(tmp_path / f"found-{number}"))
     randoms, given = ([launch.pop(name) for launch in found] for name in ("random", "given"))
     assert found[0] == found[1] == found[2]
     assert found[0]["left"] == [None, None, False]

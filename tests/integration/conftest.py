@@ -21,7 +21,7 @@ import pytest_aorta.report.write
 import pytest_aorta.session.baselines
 import pytest_aorta.session.history
 import pytest_aorta.session.session  # noqa: F401
-from tests.unit.builders import git, nightly, write
+from tests.unit.builders import git, nightly, read_json, write
 
 TOY_YAML = """
 description: a toy
@@ -299,7 +299,7 @@ class Project:
 
     def planned(self) -> list[str]:
         """Return the reference of each launch in the folder ``kept``, in order; empty for the code under test."""
-        plans = [json.loads(path.read_text()) for path in sorted((self.path / "kept").rglob("plan.json"))]
+        plans = [read_json(path) for path in sorted((self.path / "kept").rglob("plan.json"))]
         return [(plan.get("reference") or {"name": ""})["name"] for plan in plans]
 
     def git(self, *arguments: str) -> str:

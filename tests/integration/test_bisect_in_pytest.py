@@ -13,6 +13,7 @@ import pytest
 from pytest_aorta.cli.main import main
 from tests.distributed.processes import await_true, is_alive
 from tests.integration.conftest import FAKE_LAUNCHER, Project
+from tests.unit.builders import read_json
 
 # The commit's file planted.json determines its launches; times have some noise.
 BY_COMMIT = """
@@ -97,7 +98,7 @@ class Repository:
         file = self.project.path / "found.json"
         ended, self.output = self.bisect(*options, "--result", str(file))
         assert ended == code, self.output
-        found = json.loads(file.read_text())
+        found = read_json(file)
         assert " ".join(found["text"].split()) in re.sub(r"\s+(E\s+)?", " ", self.output)
         commits: list[str] = found["changes"]
         return commits

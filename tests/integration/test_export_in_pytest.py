@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.builders import run_python
+from tests.unit.builders import read_json, run_python
 from tests.unit.kineto_traces import keep_traces, rank_trace
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples/export"
@@ -58,9 +58,9 @@ def test_reports_of_other_plugins_have_the_verdicts(failed, tmp_path):
     junit = ElementTree.parse(folder / "junit.xml").iter("property")
     expected = {one.get("name") for one in junit}
     assert {"aorta.step_time_p50.verdict", "aorta.launches"} <= expected
-    (test,) = json.loads((folder / "ctrf.json").read_text())["results"]["tests"]
+    (test,) = read_json(folder / "ctrf.json")["results"]["tests"]
     assert "step_time_p50" in test["trace"] + test["message"]
-    (test,) = json.loads((folder / "report.json").read_text())["tests"]
+    (test,) = read_json(folder / "report.json")["tests"]
     assert {name for entry in test["user_properties"] for name in entry} == expected
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     (call,) = (entry for entry in log if entry.get("when") == "call")

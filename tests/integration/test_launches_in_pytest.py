@@ -1,4 +1,3 @@
-import json
 import re
 import threading
 
@@ -7,7 +6,7 @@ import pytest
 from pytest_aorta.launch.leases import lease
 from tests.distributed.processes import await_true
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
-from tests.unit.builders import each_of
+from tests.unit.builders import each_of, read_json
 
 RUN, P99 = "workload.run('toy')", "@pytest.mark.tolerance(step_time_p99='10%')"
 
@@ -81,7 +80,7 @@ def test_script_is_launched_with_its_arguments(project, script):
     project.one_test(f"assert workload.run_script({script}, ['--lr', 1]).config == {{'args': ['--lr', '1']}}")
     project.run("--aorta-results=kept", passed=1)
     (plan,) = (project.path / "kept").rglob("plan.json")
-    assert json.loads(plan.read_text())["args"] == ["--lr", "1"]
+    assert read_json(plan)["args"] == ["--lr", "1"]
 
 
 def test_control_characters_of_a_rank_reach_neither_the_terminal_nor_a_file(project):

@@ -7,12 +7,12 @@ import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import STEADY
-from tests.unit.builders import each_of
+from tests.unit.builders import each_of, read_json
 
 
 def stored(project) -> dict:
     (path,) = project.baseline_files()
-    return json.loads(path.read_text())
+    return read_json(path)
 
 
 def center_flags(project) -> list[tuple[int, bool]]:
@@ -51,7 +51,7 @@ def test_chosen_number_of_launches_is_recorded_for_each_label_with_what_it_detec
     text = gpu.run("--update-baselines", "--aorta-launches=3", "--aorta-max-launches=2").stdout.str()
     assert "aorta: 1 test OK, 2 baselines measured, " in text
     assert text.count("fewer than 3 launches never fail a test for a metric with noise") == 2
-    assert [len(json.loads(path.read_text())["launches"]) for path in gpu.baseline_files()] == [3, 3]
+    assert [len(read_json(path)["launches"]) for path in gpu.baseline_files()] == [3, 3]
 
 
 def test_comparisons_with_one_label_are_numbered_and_have_baselines_of_their_own(project):

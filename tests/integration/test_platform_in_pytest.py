@@ -1,11 +1,11 @@
 """Sensors, profilers and the progress line in a whole session of pytest, with a fake driver and a fake launcher."""
 
-import json
 import re
 
 import pytest
 
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
+from tests.unit.builders import read_json
 
 # The text of the progress line, which is later erased.
 SLOW_LAUNCH = ("    prepare_folder(plan)\n", "    prepare_folder(plan)\n    import time\n    time.sleep(1.2)\n")
@@ -34,13 +34,13 @@ def test_times_of_throttled_launches_are_left_out_unless_forced(nvml, gpu):
     nvml.hot = ("GPU-0",)
     gpu.run("--update-baselines", failed=1, shows="E *  step_time_p50: launch 1: GPU 0 throttled *")
     gpu.run("--update-baselines", "--aorta-record=replace,noisy:hot summer", passed=1)
-    assert json.loads(gpu.baseline_files()[0].read_text())["left_out"] == {}
+    assert read_json(gpu.baseline_files()[0])["left_out"] == {}
 
 
 def test_gpus_without_a_driver_to_ask_pass_and_the_result_says_why(nvml, learned):
     nvml.error = nvml.NVMLError("Driver Not Loaded")
     learned.run("--aorta-results=kept", passed=1)
-    kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
+    kept = read_json(next((learned.path / "kept").rglob("result.json")))["platform_facts"]
     assert "Driver Not Loaded" in kept["problem"]
 
 

@@ -1,6 +1,6 @@
-import json
-
 import pytest
+
+from tests.unit.builders import read_json
 
 AGAIN = """
 import pytest
@@ -15,7 +15,7 @@ def test_again(workload, distributed_world):
 
 
 def plans(project) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted((project.path / "kept").rglob("plan.json"))]
+    return [read_json(path) for path in sorted((project.path / "kept").rglob("plan.json"))]
 
 
 def test_reference_is_launched_from_the_commit(versioned):
@@ -34,7 +34,7 @@ def test_results_have_the_commit_branch_and_state_of_the_code_that_ran(versioned
     source = versioned.path / versioned.git("ls-files", "*.yaml").splitlines()[0]
     source.write_text(source.read_text() + "\n# changed after the commit\n")
     versioned.run("--aorta-ab=HEAD", "--aorta-results=kept", passed=1)
-    results = [json.loads(path.read_text()) for path in sorted((versioned.path / "kept").glob("*/*/result.json"))]
+    results = [read_json(path) for path in sorted((versioned.path / "kept").glob("*/*/result.json"))]
     found = [
         (each["provenance"]["commit"], each["provenance"]["branch"], each["provenance"]["dirty"]) for each in results
     ]

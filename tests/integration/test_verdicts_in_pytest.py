@@ -7,7 +7,7 @@ from pytest_aorta.result.provenance import block_id
 from pytest_aorta.session.history import speed_folder
 from pytest_aorta.verdict.attribution import SPEED_CASE
 from tests.integration.conftest import ALONE_AND_NIGHTLY_ON_XDIST
-from tests.unit.builders import each_of
+from tests.unit.builders import each_of, read_json
 from tests.unit.sample_history import make_entry, make_launch, write_history
 
 
@@ -212,7 +212,7 @@ def test_what_was_recorded_and_is_gone_from_the_file_fails_the_test(project, rem
     project.run("--update-baselines", passed=1)
     project.run(passed=1)
     [path] = project.baseline_files()
-    document = json.loads(path.read_text())
+    document = read_json(path)
     for stored in document["launches"]:
         remove(stored["facts"])
     path.write_text(json.dumps(document))

@@ -1,6 +1,5 @@
 """The life of a rank, in this process and without a process group."""
 
-import json
 import os
 import zipfile
 
@@ -10,7 +9,7 @@ from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import run_rank
 from tests.rank.ranks import run_rank_alone
-from tests.unit.builders import each_of, write_plan
+from tests.unit.builders import each_of, read_json, write_plan
 from tests.unit.wheels import make_wheel
 
 FORGETFUL = """
@@ -146,7 +145,7 @@ def test_script_that_leaves_at_once_has_a_result_and_its_handlers_do_not_run(fol
     (tmp_path / "train.py").write_text(LEAVING)
     write_plan(tmp_path)
     assert run_rank_alone(tmp_path, folder).returncode == 0
-    assert len(json.loads((folder / "result.json").read_text())["step_times_ms"]) == 4
+    assert len(read_json(folder / "result.json")["step_times_ms"]) == 4
 
 
 LOOKING = """

@@ -56,7 +56,7 @@ ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
 
 def schema(name: str) -> dict[str, Any]:
     """Return one of the package's JSON Schemas by file name."""
-    return json.loads((PACKAGE_ROOT / "common/schemas" / name).read_text(encoding="utf-8"))
+    return read_json(PACKAGE_ROOT / "common/schemas" / name)
 
 
 def schema_violation(document: Any, name: str) -> str | None:
@@ -117,6 +117,10 @@ def write(path: Path, text: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def git(folder: Path, *arguments: str) -> str:

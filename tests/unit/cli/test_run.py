@@ -21,7 +21,7 @@ from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from pytest_aorta.session.session import Session
-from tests.unit.builders import ENDED_WELL, install_torch, make_result, rank_values, write
+from tests.unit.builders import ENDED_WELL, install_torch, make_result, rank_values, read_json, write
 
 YAML = """
 description: a toy
@@ -100,7 +100,7 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def trial(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    return read_json(path)
 
 
 def test_each_trial_is_a_launch_and_a_valid_file_with_the_command_line(toy, capsys):
@@ -161,7 +161,7 @@ def test_trials_that_another_run_writes_meanwhile_are_kept(toy, capsys):
 def test_trial_has_the_names_of_aorta_beside_the_values_of_ranks(tmp_path):
     metrics = {"gemm_throughput_tflops": [3.0, 5.0], "peak_memory_bytes": [8.0, 9.0]}
     result = make_result([[4.0, 1.0, 6.0], [1.0, 2.0, 3.0]], rank_metrics=metrics)
-    document = json.loads(write_trial(tmp_path, result).read_text())
+    document = read_json(write_trial(tmp_path, result))
     assert (document["passed"], document["executed_iterations"], document["total_iterations"]) == (True, 3, 3)
     assert document["step_times_ms"] == [4.0, 2.0, 6.0]
     assert [rank["step_times_ms"] for rank in document["ranks"]] == [[4.0, 1.0, 6.0], [1.0, 2.0, 3.0]]

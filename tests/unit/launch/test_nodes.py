@@ -19,7 +19,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import node_folder, rank_folder
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import each_of, gpus, make_plan, replace
+from tests.unit.builders import each_of, gpus, make_plan, read_json, replace
 
 
 @pytest.fixture
@@ -187,6 +187,6 @@ done
     plan = make_plan(run, world=World(4, "cpu", nodes=2), script="os", cwd=tmp_path, node_launcher=launcher)
     outcome = nodes.launch_on_nodes(plan)
     assert (outcome.reason, outcome.detail) == (reason, detail)
-    merged = json.loads((run / "agent.json").read_text())
+    merged = read_json(run / "agent.json")
     assert merged == {"failures": [{"rank": 0, "exit_code": 3}, {"rank": 1, "exit_code": 3}], "running": []}
     assert "log of 1" in (run / "agent.log").read_text()

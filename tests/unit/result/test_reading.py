@@ -26,6 +26,7 @@ from tests.unit.builders import (
     make_plan,
     make_result,
     rank_values,
+    read_json,
     run_python,
     schema_violation,
     write_plan_file,
@@ -227,13 +228,13 @@ def test_stored_result_of_another_version_is_refused_with_the_remedy(tmp_path, v
 
 def stored(tmp_path: Path, **changes: Any) -> Path:
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(read_json(path) | changes))
     return path
 
 
 def test_result_fits_the_schema_that_others_validate_with(tmp_path, monkeypatch):
     collect(tmp_path, rank_values(overlap=[STEP], timeline=LANES), rank_values(overlap=[STEP], timeline=LANES))
-    document = json.loads((tmp_path / "result.json").read_text())
+    document = read_json(tmp_path / "result.json")
     assert schema_violation(document, "workload_result.schema.json") is None
     read_result(tmp_path / "result.json")
     for wrong in ({"extra": 1}, {"step_times_ms": [1.0]}, {"device": "abacus"}, {"ranks": []}):

@@ -19,7 +19,7 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.metrics import own_metrics
-from tests.unit.builders import baseline_of, each_of, make_baseline, make_facts, stored
+from tests.unit.builders import baseline_of, each_of, make_baseline, make_facts, read_json, stored
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)
 NUMBER = st.floats(-1e100, 1e100)
@@ -46,7 +46,7 @@ def read_error(path) -> str:
 def error_of_edited(folder, change) -> str:
     """Return the error of reading a good file after ``change`` has edited its document."""
     path = write_baseline(folder, make_baseline())
-    document = json.loads(path.read_text())
+    document = read_json(path)
     change(document)
     path.write_text(json.dumps(document))
     return read_error(path)
@@ -85,7 +85,7 @@ def test_file_of_the_version_before_names_the_command_that_rewrites_it(tmp_path,
     facts = make_facts(commit="c" * 40, critical_rank=1, late_steps="two", exposed_ms={"all_gather": 2.0})
     baseline = baseline_of(facts, facts).condensed()
     path = write_baseline(tmp_path, baseline)
-    document = json.loads(path.read_text()) | {"schema_version": 5}
+    document = read_json(path) | {"schema_version": 5}
     del document["measured"]
     for launch in document["launches"]:
         flat = launch["facts"]
@@ -101,7 +101,7 @@ def test_file_of_the_version_before_names_the_command_that_rewrites_it(tmp_path,
 @pytest.mark.parametrize("launches", [[], [{}], [{"facts": {}}], [1], 1])
 def test_damaged_file_of_the_version_before_stays_as_it_is(tmp_path, launches, capsys):
     path = write_baseline(tmp_path, make_baseline())
-    text = json.dumps(json.loads(path.read_text()) | {"schema_version": 5, "launches": launches})
+    text = json.dumps(read_json(path) | {"schema_version": 5, "launches": launches})
     path.write_text(text)
     assert main(["baselines", "upgrade", "--folder", str(tmp_path)]) == 1
     said = capsys.readouterr().err

@@ -1,7 +1,6 @@
 """The program of a rank, with a function of the test in place of the lifecycle; its signals, errors and imports."""
 
 import gc
-import json
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ import pytest
 from pytest_aorta.common.files import without_collection
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.launch.process.rank import write_error
-from tests.unit.builders import each_of, make_plan, run_python
+from tests.unit.builders import each_of, make_plan, read_json, run_python
 
 PROGRAM = """
 import atexit, os, signal, sys, threading, time, types
@@ -69,7 +68,7 @@ def test_thread_that_does_not_end_is_named_and_its_stack_is_in_the_log(tmp_path)
     assert (
         run(tmp_path, "rank.LEAVE_S = 0.5; threading.Thread(target=time.sleep, args=(99,), name='saver').start()") == 1
     )
-    error = json.loads((tmp_path / "ranks" / "0" / "error.json").read_text())
+    error = read_json(tmp_path / "ranks" / "0" / "error.json")
     assert error["message"].startswith("thread saver has not ended within 0.5 s after the script returned")
     assert "in run\n" in (tmp_path / "ranks" / "0" / "output.log").read_text()
 
@@ -99,7 +98,7 @@ def script_error(tmp_path: Path, text: str) -> BaseException:
 def left(folder: Path, error: BaseException) -> dict[str, Any]:
     """Return what a rank leaves of its error."""
     write_error(folder, error)
-    return json.loads((folder / "error.json").read_text())
+    return read_json(folder / "error.json")
 
 
 HEAD = "Traceback (most recent call last):\n"
@@ -300,7 +299,7 @@ def test_stacks_and_collectives_that_were_asked_for_stay_when_the_rank_is_ended(
     folder = tmp_path / "ranks" / "0"
     assert (folder / "stacks.txt").read_text().count("in run_rank") == 1
     entry = {"collective_seq_id": 5, "profiling_name": "gloo:all_reduce"}
-    assert json.loads((folder / "collectives.json").read_text()) == {"entries": [entry]}
+    assert read_json(folder / "collectives.json") == {"entries": [entry]}
 
 
 DIVISION = "ZeroDivisionError: division by zero"
