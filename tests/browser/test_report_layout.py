@@ -32,10 +32,7 @@ CONTRAST = """
 """
 
 
-@each_of(
-    "dark",
-    {"light": False, "dark": True},
-)
+@each_of("dark", {"light": False, "dark": True})
 def test_all_text_has_enough_contrast(page, report_file, dark):
     page.open(report_file, dark=dark)
     page.value(OPENED)
@@ -51,10 +48,7 @@ def test_every_control_has_a_name_and_is_reached_by_keys(page):
     assert page.value("[...document.querySelectorAll('button, select, .canvas')].every((node) => node.tabIndex === 0)")
 
 
-@each_of(
-    "dark",
-    {"light": False, "dark": True},
-)
+@each_of("dark", {"light": False, "dark": True})
 @pytest.mark.parametrize("width", [390, 1440])
 def test_opened_page_is_not_wider_than_the_window(page, report_file, width, dark):
     page.size(width, 6000)

@@ -39,10 +39,7 @@ def calls(result, kinds):
 
 
 @pytest.mark.extended
-@each_of(
-    "model, block, last",
-    {"experts": (TRAINING, 0, "cp 2, ep 4"), "DeepSeek": (DEEPSEEK, 1, "cp 2, tp 2")},
-)
+@each_of("model, block, last", {"experts": (TRAINING, 0, "cp 2, ep 4"), "DeepSeek": (DEEPSEEK, 1, "cp 2, tp 2")})
 def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_alike(
     workload, tmp_path, model, block, last
 ):

@@ -209,10 +209,7 @@ def test_hang_of_an_ordinary_script_is_named_by_its_collectives(tmp_path, server
 
 
 # In CI, the cold launch that hangs above shows its stacks.
-@pytest.mark.parametrize(
-    "launcher",
-    [nightly(LauncherKind.TORCHRUN), pytest.param(LauncherKind.FORKSERVER, id="warm")],
-)
+@pytest.mark.parametrize("launcher", [nightly(LauncherKind.TORCHRUN), pytest.param(LauncherKind.FORKSERVER, id="warm")])
 def test_stacks_show_where_ranks_were_before_the_signal_that_ended_them(tmp_path, servers, launcher):
     plan = ordinary(tmp_path / "raises", "raises", START_S, launcher)
     failure = failed(plan, START_S, servers.launch)

@@ -21,7 +21,7 @@ from pytest_aorta.result.diagnosis import FailureKind, launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, orphans, read_baseline, write_baseline
-from tests.unit.builders import make_facts, make_plan, make_rank
+from tests.unit.builders import make_facts, make_plan, make_rank, write
 from tests.unit.builders import stored as stored_launches
 
 PLATFORM = "cpu-x2-gloo"
@@ -182,7 +182,7 @@ def test_platform_folder_that_links_to_itself_is_refused(tmp_path):
 
 def test_link_to_an_unreadable_baseline_is_not_replaced(tmp_path):
     outside = tmp_path / "outside.json"
-    outside.write_text("{", encoding="utf-8")
+    write(outside, "{")
     path = baseline_path(tmp_path / "baselines", PLATFORM, CASE)
     path.parent.mkdir(parents=True)
     path.symlink_to(outside)
@@ -228,7 +228,7 @@ def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small
     times = [1.0] * (SMALL_BYTES // 8)
     for rank in range(plan.world.size):
         text = json.dumps(to_builtins(make_rank(times, environment={"torch": "2.11.0"})))
-        (plan.run_dir / "ranks" / str(rank) / "result.json").write_text(text, encoding="utf-8")
+        write(plan.run_dir / "ranks" / str(rank) / "result.json", text)
     with pytest.raises(ResultError, match=r"run/result\.json can't be written: File too large"):
         collect_result(plan, LaunchOutcome("exit", 0, (), (), 1.0))
     assert not (plan.run_dir / "result.json").exists()

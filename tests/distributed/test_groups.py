@@ -66,10 +66,7 @@ def write(folder, text):
     return str(path)
 
 
-@each_of(
-    "script",
-    {"destroyed": DESTROYED, "many": MANY, "elsewhere": ELSEWHERE},
-)
+@each_of("script", {"destroyed": DESTROYED, "many": MANY, "elsewhere": ELSEWHERE})
 @pytest.mark.parametrize(
     "launcher", [pytest.param("warm", marks=TWO_CPU_RANKS), pytest.param("cold", marks=[COLD, pytest.mark.extended])]
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.processes import own_environ
-from tests.unit.builders import run_python
+from tests.unit.builders import each_of, run_python
 
 # As in PyTorch's tutorials: nothing in it mentions the plugin.
 STRANGER = """
@@ -85,24 +85,23 @@ RESUMED = (
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("script", "epochs", "options", "said"),
-    [
-        (
+@each_of(
+    "script, epochs, options, said",
+    {
+        "seeded": (
             STRANGER,
             3,
             (),
             ("arranged otherwise, the script computes the same: the same 16 samples in another arrangement",),
         ),
         # Neither weights nor the optimizer's state are loaded, so the test of a restart fails.
-        (
+        "resuming and without a seed": (
             RESUMED,
             2,
             ("-k", "not restart"),
             ("snapshot.pt, which the script writes", "the recorder sets seeds", "the test fails: restarted after step"),
         ),
-    ],
-    ids=["seeded", "resuming and without a seed"],
+    },
 )
 def test_script_is_under_test_after_two_commands_and_a_change_fails(stranger, script, epochs, options, said):
     (stranger / "train.py").write_text(script.replace("LEARNING_RATE", "1e-2"))

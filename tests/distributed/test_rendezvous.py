@@ -18,7 +18,7 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import rank_pids
 from tests.distributed import TWO_CPU_RANKS
 from tests.distributed.processes import START_S, await_true, mentioning
-from tests.unit.builders import make_script_plan
+from tests.unit.builders import make_script_plan, write
 
 ATTACKER = Path(__file__).parent / "scripts" / "rendezvous_attacker.py"
 # torch's c10d rendezvous reads its state every five seconds.
@@ -97,5 +97,5 @@ dist.barrier()
 )
 def test_ranks_meet_where_no_other_user_can_join(distributed_world, tmp_path, marks):
     script = tmp_path / "meets.py"
-    script.write_text(MEETS, encoding="utf-8")
+    write(script, MEETS)
     distributed_world.run_script(str(script))

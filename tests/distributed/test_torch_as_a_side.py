@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.builders import run_python
+from tests.unit.builders import run_python, write
 
 OTHER = os.environ.get("AORTA_OTHER_PYTHON", "")
 pytestmark = [
@@ -52,8 +52,8 @@ def test_planted(workload):
 def run(tmp_path, monkeypatch):
     """Run a module on the tests with real launches, and return its output."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    (tmp_path / "test_train.py").write_text(TESTS, encoding="utf-8")
+    write(tmp_path / "train.py", SCRIPT)
+    write(tmp_path / "test_train.py", TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:randomly --aorta-launcher=forkserver\n")
 
     def output(code, *words):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.processes import refused_namespaces
-from tests.unit.builders import nightly
+from tests.unit.builders import nightly, write
 
 ROOT = Path(__file__).parents[2]
 TWO_HOSTS = "tests.distributed.scripts.two_hosts"
@@ -51,8 +51,8 @@ def _namespaces() -> None:
 
 def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
     """Run pytest on host 0 with the tests ``source``; results are kept in ``folder/kept``."""
-    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
-    (folder / "test_inner.py").write_text(source, encoding="utf-8")
+    write(folder / "pytest.ini", "[pytest]\nfilterwarnings = error\n")
+    write(folder / "test_inner.py", source)
     launcher = f"{sys.executable} -m {TWO_HOSTS} launcher"
     options = ["--aorta-nnodes=2", "-o", f"aorta_node_launcher={launcher}"]
     limit_s = 40 if fault == "freeze" else 120  # a host that is silent is lost at the time limit

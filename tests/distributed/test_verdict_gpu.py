@@ -6,7 +6,7 @@ import re
 import pytest
 
 from pytest_aorta.plan.accelerators import visible_devices
-from tests.unit.builders import read_json
+from tests.unit.builders import read_json, write
 
 pytestmark = [pytest.mark.timed, pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")]
 
@@ -29,7 +29,7 @@ def test_speed(workload):
 def test_slower_steps_and_one_slow_rank_are_found_against_a_learned_baseline(inner, pytester):
     def suite(faults, *options):
         """Run the test once with each fault, in one session, which imports torch once."""
-        pytester.path.joinpath("faults.json").write_text(json.dumps(faults), encoding="utf-8")
+        write(pytester.path.joinpath("faults.json"), json.dumps(faults))
         return inner(INNER, "--keep-duplicates", *["test_inner.py"] * len(faults), *options)
 
     suite([{}], "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1)

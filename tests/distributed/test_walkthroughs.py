@@ -103,7 +103,7 @@ def project(fresh, tmp_path):
     """A shell in a repository with the tutorial's script, whose main branch is that of a remote one."""
     shell = fresh.shell(tmp_path / "project")
     script = next(block.text for block in blocks(DOCS / "tutorial.md") if block.file == "train.py")
-    (shell.folder / "train.py").write_text(script, encoding="utf-8")
+    write(shell.folder / "train.py", script)
     assert shell.run("python3 -m venv .venv && . .venv/bin/activate").returncode == 0
     (shell.folder / ".gitignore").write_text(".venv\nrunner\n.pytest-aorta\n__pycache__\n")
     git(tmp_path, "init", "--quiet", "--bare", "origin")

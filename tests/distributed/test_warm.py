@@ -23,7 +23,7 @@ from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.reading import collect_result
 from tests.distributed.processes import WARM_LIMITS_S, await_true, is_alive, living_children, rank_pids
-from tests.unit.builders import make_plan, nightly, read_json
+from tests.unit.builders import make_plan, nightly, read_json, write
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {"fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"}, "llama_fsdp2": {"steps": 3, "warmup": 1}}
@@ -139,8 +139,8 @@ def own_servers() -> Iterator[Callable[[dict[str, str]], ForkServers]]:
 @pytest.fixture
 def script_plan(tmp_path: Path) -> Planner:
     """Provide plans of the script above, each with its own folder."""
-    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    (tmp_path / "helper_of_mine.py").write_text("", encoding="utf-8")
+    write(tmp_path / "train.py", SCRIPT)
+    write(tmp_path / "helper_of_mine.py", "")
 
     def plan(launcher: str, code: str, timeout_s: float = 120.0, **changes: Any) -> LaunchPlan:
         run_dir, script = tmp_path / f"{launcher}-{len(list(tmp_path.iterdir()))}", str(tmp_path / "train.py")
@@ -177,7 +177,7 @@ def run(servers: RankLauncher, plan: LaunchPlan) -> WorkloadResult:
 def test_rank_leaves_as_python_does_and_destroys_nothing_that_its_script_made(servers, script_plan, launcher, end):
     plan = script_plan(launcher, "")
     script = SCRIPT.replace("dist.destroy_process_group()", LATE)
-    Path(plan.script).write_text(script + DESTROYED + end, encoding="utf-8")
+    write(Path(plan.script), script + DESTROYED + end)
     failure = launch_failure(plan, servers.launch(plan))
     assert ("KeyError" in failure.text) if "KeyError" in end else failure is None
     assert "KeyError" in end or len(list(plan.run_dir.rglob("saved"))) == 2
@@ -196,7 +196,7 @@ def test_ten_warm_launches_of_a_ddp_script_end_beside_busy_processes(servers, sc
     try:
         for _ in range(10):
             plan = script_plan(LauncherKind.FORKSERVER, "")
-            Path(plan.script).write_text(DDP, encoding="utf-8")
+            write(Path(plan.script), DDP)
             run(servers, plan)
     finally:
         for process in busy:
@@ -287,7 +287,7 @@ EARLY = {
     ],
 )
 def test_rank_that_exits_early_with_code_0_is_reported_at_once(servers, script_plan, tmp_path, launcher, code):
-    (tmp_path / "train.py").write_text(SCRIPT.replace("if dist.get_rank() == 1:", "if True:"), encoding="utf-8")
+    write(tmp_path / "train.py", SCRIPT.replace("if dist.get_rank() == 1:", "if True:"))
     code = code if "if" in code else f"{code} if dist.get_rank() else None"
     failure = run_into_failure(servers, script_plan(launcher, code))
     assert (failure.kind, failure.rank) == ("result missing", 1), failure.text
@@ -334,7 +334,7 @@ def test_killed_server_is_replaced_and_so_is_the_one_unused_longest(own_servers,
 
 
 def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_servers, script_plan, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(BROKEN_SERVER, encoding="utf-8")
+    write(tmp_path / "sitecustomize.py", BROKEN_SERVER)
     servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
     plan = script_plan(LauncherKind.FORKSERVER, "")
     with pytest.warns(ColdLaunchWarning, match=r"(?s)train.py: launched with torchrun.*unfit: .*no server today"):
@@ -352,7 +352,7 @@ def chosen_launcher(monkeypatch):
 def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limit(
     own_servers, script_plan, tmp_path, chosen_launcher
 ):
-    (tmp_path / "sitecustomize.py").write_text(FROZEN_SERVER, encoding="utf-8")
+    write(tmp_path / "sitecustomize.py", FROZEN_SERVER)
     servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
     plan = script_plan(LauncherKind.FORKSERVER, "", timeout_s=2.0)
     with pytest.warns(ColdLaunchWarning, match="no answer within 2 s"):
@@ -400,5 +400,5 @@ TO_PRELOAD = {
 
 def test_module_that_starts_a_thread_or_a_process_is_left_to_the_ranks(tmp_path):
     for name, code in TO_PRELOAD.items():
-        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+        write(tmp_path / f"{name}.py", code)
     subprocess.run([sys.executable, "-c", PRELOADING], cwd=tmp_path, check=True, timeout=120)

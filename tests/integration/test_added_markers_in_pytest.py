@@ -16,10 +16,7 @@ ADDED_BY_FIXTURE = """
 def added(request):
     request.node.add_marker(pytest.mark.{mark})
 """
-ADDED = each_of(
-    "adding",
-    {"hook": ADDED_BY_HOOK, "fixture": ADDED_BY_FIXTURE},
-)
+ADDED = each_of("adding", {"hook": ADDED_BY_HOOK, "fixture": ADDED_BY_FIXTURE})
 
 
 def add(project, adding: str, mark: str) -> None:

@@ -20,7 +20,7 @@ from pytest_aorta.plan.side import SideSpec, parse_span
 from pytest_aorta.session.axes import make_axis
 from tests.integration.conftest import FAKE_LAUNCHER
 from tests.integration.test_bisect_in_pytest import EXACT, NODE
-from tests.unit.builders import git
+from tests.unit.builders import git, write
 from tests.unit.wheels import make_wheel
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ def toy(tmp_path, monkeypatch):
     info = tmp_path / "toy-1.0.dist-info"
     info.mkdir()
     text = f"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\nProject-URL: Source Code, file://{tmp_path}/toy\n"
-    (info / "METADATA").write_text(text, encoding="utf-8")
+    write(info / "METADATA", text)
     references = References(None, tmp_path, print)
     monkeypatch.setitem(vars(references), "own", Environment("", tmp_path, "3.11", (tmp_path,), tmp_path, {}))
     return tmp_path / "toy", references

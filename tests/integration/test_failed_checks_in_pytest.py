@@ -31,10 +31,7 @@ def test_result_with_failed_checks_is_not_recorded(wrong):
 
 
 @pytest.mark.parametrize("arguments", ["metrics=['weight_hash']", "steps=1, metrics=['weight_hash']"])
-@each_of(
-    "order",
-    {"candidate": "failed, good", "reference": "good, failed"},
-)
+@each_of("order", {"candidate": "failed, good", "reference": "good, failed"})
 def test_result_with_failed_checks_is_not_compared_with_a_variant(wrong, arguments, order):
     wrong.one_test(f"failed, good = {FAILED}, {GOOD}; workload.compare({order}, {arguments})")
     wrong.run(shows=MESSAGE, failed=1)

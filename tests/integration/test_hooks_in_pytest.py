@@ -13,10 +13,7 @@ REFERENCE = (Path(__file__).parents[2] / "docs/reference.md").read_text(encoding
 EXAMPLE = re.search(r"### Hooks\n.*?```python\n(.*?)```", REFERENCE, re.DOTALL)[1]
 
 
-@each_of(
-    "workers",
-    {"one process": [], "xdist": ["-n1"]},
-)
+@each_of("workers", {"one process": [], "xdist": ["-n1"]})
 def test_hooks_receive_each_launch_and_each_comparison_once(recorded, workers):
     recorded.write("conftest.py", FAKE_LAUNCHER + EXAMPLE)
     recorded.run(*workers, passed=2)

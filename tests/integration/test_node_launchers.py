@@ -14,6 +14,7 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import node_folder
 from tests.unit import builders
+from tests.unit.builders import each_of
 
 # Only an agent or a launcher that hangs reaches this limit.
 HANG_S = 120.0
@@ -50,10 +51,10 @@ def failed(plan: LaunchPlan) -> str:
     return failure.text
 
 
-@pytest.mark.parametrize(
-    ("launcher", "changes", "parts"),
-    [
-        (
+@each_of(
+    "launcher, changes, parts",
+    {
+        "fails": (
             ("sh", "-c", "echo no such partition >&2; exit 127"),
             {},
             [
@@ -63,14 +64,22 @@ def failed(plan: LaunchPlan) -> str:
                 "  | no such partition",
             ],
         ),
-        (("/absent/srun",), {}, ["node launcher: node launcher /absent/srun ended with ", "  | FileNotFoundError: "]),
-        (("sh", "-c", EACH, "1 1"), {}, ["says it is node 1, and so does ", "one agent on each of 2 nodes"]),
-        (
+        "missing": (
+            ("/absent/srun",),
+            {},
+            ["node launcher: node launcher /absent/srun ended with ", "  | FileNotFoundError: "],
+        ),
+        "two agents on a node": (
+            ("sh", "-c", EACH, "1 1"),
+            {},
+            ["says it is node 1, and so does ", "one agent on each of 2 nodes"],
+        ),
+        "too few agents": (
             ("sh", "-c", EACH, "0"),
             {"timeout_s": 8},
             ["node launcher sh -c ", "when 1 of 2 nodes had an agent: node 0 ("],
         ),
-        (
+        "no script on a node": (
             ("sh", "-c", EACH, "0 1"),
             {"script": "/absent/train.py"},
             [
@@ -79,13 +88,12 @@ def failed(plan: LaunchPlan) -> str:
             ],
         ),
         # As on a node with another /tmp.
-        (
+        "no shared folder": (
             ("sh", "-c", 'AORTA_NODE_RANK=1; export AORTA_NODE_RANK; exec "$@"x', "sh"),
             {},
             ["--aorta-results has to name a folder on a file system that every node shares"],
         ),
-    ],
-    ids=["fails", "missing", "two agents on a node", "too few agents", "no script on a node", "no shared folder"],
+    },
 )
 def test_launcher_or_node_is_named_with_what_it_did(tmp_path, launcher, changes, parts):
     text = failed(make_plan(tmp_path, *launcher, **changes))

@@ -59,10 +59,7 @@ def compared(reported, recordings, monkeypatch):
     return reported
 
 
-@each_of(
-    "workers",
-    {"one process": [], "xdist": ["-n1"]},
-)
+@each_of("workers", {"one process": [], "xdist": ["-n1"]})
 def test_test_that_passes_in_its_second_attempt_counts_once_and_both_are_labelled(compared, workers):
     compared.plant(**wrong_weights_in_launch(1))
     result = compared.run("--reruns=2", *workers)
@@ -241,10 +238,7 @@ def test_devices_that_had_to_be_there_are_a_failure_before_a_launch(reported):
     assert reported.summary()["tests"] == {"error": 1}
 
 
-@each_of(
-    "workers",
-    {"one process": [], "xdist": ["-n2"]},
-)
+@each_of("workers", {"one process": [], "xdist": ["-n2"]})
 def test_wrong_marker_is_counted_once(reported, workers):
     reported.write("test_toy.py", "import pytest\n\n@pytest.mark.world(ranks=2)\ndef test_one(workload):\n    pass\n")
     reported.run(*workers, shows="aorta: no test launched, 1 test failed before a launch", errors=1)

@@ -23,10 +23,7 @@ def test_third(workload):
 """
 
 
-@each_of(
-    "victim, options",
-    {"one process": ("os.getpid()", ()), "xdist": ("os.getppid()", ("-n1",))},
-)
+@each_of("victim, options", {"one process": ("os.getpid()", ()), "xdist": ("os.getppid()", ("-n1",))})
 def test_baselines_of_tests_that_passed_are_written(project, victim, options):
     project.pytester.makepyfile(test_own=TESTS.format(victim=victim))
     result = project.pytester.runpytest_subprocess("--update-baselines", *options, timeout=150)

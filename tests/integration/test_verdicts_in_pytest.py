@@ -107,10 +107,7 @@ def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
     recorded.run(passed=2)
 
 
-@each_of(
-    "is_committed",
-    {"never committed": False, "committed": True},
-)
+@each_of("is_committed", {"never committed": False, "committed": True})
 def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded, is_committed):
     if is_committed:
         for words in (["init", "-q"], ["add", "baselines"], ["commit", "-qm", "old"]):
@@ -416,10 +413,7 @@ WRONG_MARKER = "@pytest.mark.world(ranks=2)\ndef test_wrong(workload): pass\n"
 
 
 @ALONE_AND_NIGHTLY_ON_XDIST
-@each_of(
-    "before, after",
-    {"error in the class": ("", WRONG_PARAMETER), "wrong marker": (WRONG_MARKER, "")},
-)
+@each_of("before, after", {"error in the class": ("", WRONG_PARAMETER), "wrong marker": (WRONG_MARKER, "")})
 def test_baseline_of_a_test_that_could_not_be_collected_is_no_orphan(project, workers, before, after):
     inner, plain = IN_CLASS.split("def test_plain")
     project.test_file(IN_CLASS)

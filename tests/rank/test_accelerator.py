@@ -56,10 +56,7 @@ def joined(monkeypatch):
     return found
 
 
-@each_of(
-    "named",
-    {"found": {}, "named": {"AORTA_DEVICE": "mtia"}},
-)
+@each_of("named", {"found": {}, "named": {"AORTA_DEVICE": "mtia"}})
 def test_a_rank_joins_its_group_on_the_device_of_its_number(joined, named):
     env = RankEnv.read({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"} | named)
 
@@ -100,10 +97,7 @@ print(memory_in_use(torch.device("cpu")) - before >> 20)
 """
 
 
-@each_of(
-    "cdll, least",
-    {"other libc": ("lambda _: object()", 60), "glibc": ("ctypes.CDLL", 0)},
-)
+@each_of("cdll, least", {"other libc": ("lambda _: object()", 60), "glibc": ("ctypes.CDLL", 0)})
 def test_memory_of_a_cpu_rank_is_the_resident_one_where_malloc_tells_nothing(cdll, least):
     found = run_python("-c", WITHOUT_MALLINFO.format(cdll=cdll), check=True)
     assert least <= int(found.stdout) < least + 20

@@ -76,10 +76,7 @@ def test_flex_attention_runs_unfused_where_compiled_kernels_do_not_repeat_their_
     assert flex.is_unfused(torch.device(device)) is unfused
 
 
-@each_of(
-    "length",
-    {"whole": slice(None), "with gaps": slice(8, 24)},
-)
+@each_of("length", {"whole": slice(None), "with gaps": slice(8, 24)})
 def test_flex_announces_the_shapes_and_strides_that_it_returns(length):
     q, k, v = (tensor.detach()[:, :, length] for tensor in tensors(32, 32))
     out, logsumexp = flex_attention(q, k, v)

@@ -25,10 +25,7 @@ POLICIES = {
 
 
 @each_of("op, options, policy", POLICIES)
-@each_of(
-    "policy_of",
-    {"elementwise": keep_every_matmul, "selective": EverySecondMatmul()},
-)
+@each_of("policy_of", {"elementwise": keep_every_matmul, "selective": EverySecondMatmul()})
 def test_exchanges_and_copies_to_the_host_are_kept(policy_of, op, options, policy):
     assert policy_of(FORWARD, op, **options) == policy
 

@@ -132,10 +132,7 @@ PREFETCHED = {
 }
 
 
-@each_of(
-    "has_parameter_meshes",
-    {"one unit": True, "experts apart, as torch 2.11 needs": False},
-)
+@each_of("has_parameter_meshes", {"one unit": True, "experts apart, as torch 2.11 needs": False})
 @each_of("prefetch, forward", PREFETCHED)
 def test_experts_are_gathered_with_their_block_and_ahead_in_backward(
     make_workload, monkeypatch, has_parameter_meshes, prefetch, forward

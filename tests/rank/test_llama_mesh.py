@@ -160,10 +160,7 @@ def test_experts_are_shared_out_among_neighbours_that_share_parameters(make_mesh
     assert make_mesh(5, ParallelDims(1, 16, 1, 1)).experts is None
 
 
-@each_of(
-    "num_experts, dim, along",
-    {"experts": (16, 64, 0), "width": (8, 64, 1), "uneven": (8, 66, 0)},
-)
+@each_of("num_experts, dim, along", {"experts": (16, 64, 0), "width": (8, 64, 1), "uneven": (8, 66, 0)})
 def test_data_parallelism_shards_experts_along_a_dim_that_divides(make_mesh, num_experts, dim, along):
     mesh = make_mesh(0, ParallelDims(1, 16, 1, 1, expert_parallel=4))
     with torch.device("meta"):

@@ -380,10 +380,7 @@ def test_step_that_calls_the_step_of_its_base_class_is_one_step(recording):
     assert [(series.num_steps, len(series.loss)) for series in recording.result().series] == [(4, 4), (5, 1)]
 
 
-@each_of(
-    "is_passed_on",
-    {"scaled": False, "scaled and divided": True},
-)
+@each_of("is_passed_on", {"scaled": False, "scaled and divided": True})
 def test_loss_is_what_a_scaler_was_given(recording, is_passed_on):
     scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), []
     net = Net(4, 4)
@@ -434,18 +431,22 @@ def _at_9(step: int, model: Net, _optimizer: object) -> object:
     return step == 9 and model.bias.grad.fill_(math.nan)
 
 
-@pytest.mark.parametrize(
-    ("planted", "found", "every"),
-    [
+@each_of(
+    "planted, found, every",
+    {
         # A slow machine looks at the parameters more often.
-        (_at_9, "(loss of rank 1 is nan first in step 10 of 12|parameter bias of rank 1 .* after step 9); ", False),
-        (_at_9, "parameter bias of rank 1 is NaN or infinite first after step 9; ", True),
-        (
+        "loss": (
+            _at_9,
+            "(loss of rank 1 is nan first in step 10 of 12|parameter bias of rank 1 .* after step 9); ",
+            False,
+        ),
+        "every step": (_at_9, "parameter bias of rank 1 is NaN or infinite first after step 9; ", True),
+        "last step": (
             lambda step, model, _: step == 12 and model.bias.grad.fill_(math.nan),
             "parameter bias of rank 1 is NaN or infinite first after step 12; ",
             False,
         ),
-        (
+        "norm": (
             lambda step, model, _: (
                 nn.utils.clip_grad_norm_([model.bias], 1.0)
                 and step == 5
@@ -454,8 +455,7 @@ def _at_9(step: int, model: Net, _optimizer: object) -> object:
             "gradient norm of rank 1 is inf first in step 5 of 12; ",
             True,
         ),
-    ],
-    ids=["loss", "every step", "last step", "norm"],
+    },
 )
 def test_value_that_is_not_finite_names_the_step(recording, planted, found, every):
     recording.observe(StepRecording(hash_every_step=every))

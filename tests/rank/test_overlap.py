@@ -203,15 +203,14 @@ LONGER = device_alone(50, 150, 255)
 LONGER["traceEvents"].append(kernel("gemm", 200, 5))
 
 
-@pytest.mark.parametrize(
-    ("traces", "attempts", "steps_ms", "as_run_ms"),
-    [
-        ([device_alone(*DELAYED), device_alone(*STEADY)], 1, [0.1, 0.1], [0.1, 0.2]),
-        ([*[device_alone(*DELAYED)] * 2, device_alone(*STEADY)], 2, [0.1, 0.1], [0.1, 0.2]),
+@each_of(
+    "traces, attempts, steps_ms, as_run_ms",
+    {
+        "at once": ([device_alone(*DELAYED), device_alone(*STEADY)], 1, [0.1, 0.1], [0.1, 0.2]),
+        "with a longer one": ([*[device_alone(*DELAYED)] * 2, device_alone(*STEADY)], 2, [0.1, 0.1], [0.1, 0.2]),
         # A longer step that is not idle was not delayed.
-        ([LONGER, LONGER], 1, [0.1, 0.105], [0.1, 0.105]),
-    ],
-    ids=["at once", "with a longer one", "unequal steps"],
+        "unequal steps": ([LONGER, LONGER], 1, [0.1, 0.105], [0.1, 0.105]),
+    },
 )
 def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(
     device, traces, attempts, steps_ms, as_run_ms

@@ -9,6 +9,7 @@ from aorta_workloads.ranking.settings import RankingSettings
 
 from tests.rank.ranks import Requests, fake_group
 from tests.rank.settings import make_settings
+from tests.unit.builders import each_of
 
 CPU = torch.device("cpu")
 SIZES = {"num_dense": 3, "num_tables": 2, "rows_per_table": 8, "bag_size": 2}
@@ -48,15 +49,17 @@ def train(**changes):
     return events
 
 
-@pytest.mark.parametrize(
-    ("changes", "forward"),
-    [
-        ({}, "gather, tables, gather, block 0, gather, block 1, gather, block 2"),
-        ({"forward_prefetch": 2}, "gather, gather, gather, tables, gather, block 0, block 1, block 2"),
+@each_of(
+    "changes, forward",
+    {
+        "when it is called": ({}, "gather, tables, gather, block 0, gather, block 1, gather, block 2"),
+        "two units ahead": (
+            {"forward_prefetch": 2},
+            "gather, gather, gather, tables, gather, block 0, block 1, block 2",
+        ),
         # CPU ranks run FSDP2's own gathers.
-        ({"one_stream": True}, "wait, tables, wait, block 0, wait, block 1, wait, block 2"),
-    ],
-    ids=["when it is called", "two units ahead", "in line"],
+        "in line": ({"one_stream": True}, "wait, tables, wait, block 0, wait, block 1, wait, block 2"),
+    },
 )
 def test_each_unit_is_gathered_when_the_settings_say(changes, forward):
     events = train(**changes)

@@ -91,10 +91,7 @@ def test_weights_under_ddp_have_the_hash_of_the_model(recorder, recording, tmp_p
     assert [name for name, _ in recording.named_parameters()] == ["weight", "bias"]
 
 
-@each_of(
-    "given",
-    {"number": 7, "state": {"w": torch.zeros(1)}, "list": [nn.Linear(2, 2)]},
-)
+@each_of("given", {"number": 7, "state": {"w": torch.zeros(1)}, "list": [nn.Linear(2, 2)]})
 def test_weights_of_something_else_than_a_module_are_refused(recorder, given):
     expected = rf"recorder.weights: got a {type(given).__name__}, allowed is a torch.nn.Module, .*ModuleList"
     with pytest.raises(TypeError, match=expected):

@@ -44,10 +44,7 @@ def changed(group: dict[str, Any], number: int) -> None:
 
 
 @pytest.mark.parametrize("collate", [None, holds_itself, lambda _: Unreadable(), lambda _: {"x": torch.empty(0, 4)}])
-@each_of(
-    "rate",
-    {"float": 0.01, "NumPy": np.float64(0.01), "tensor": torch.tensor(0.01)},
-)
+@each_of("rate", {"float": 0.01, "NumPy": np.float64(0.01), "tensor": torch.tensor(0.01)})
 def test_script_with_unusual_values_is_not_broken(collate, rate):
     recording = Recording()
     observer = recording.observe(StepRecording(warmup=0))

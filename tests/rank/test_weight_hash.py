@@ -153,10 +153,7 @@ class CountedCalls(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@each_of(
-    "axes",
-    {"run": [(2**40, 5, 300_000)], "block": [(300, 1, 299), (4096, 7, 1000)]},
-)
+@each_of("axes", {"run": [(2**40, 5, 300_000)], "block": [(300, 1, 299), (4096, 7, 1000)]})
 def test_the_size_of_chunks_changes_no_bits(axes, monkeypatch):
     axes = [Axis(size, range(begin, begin + count)) for size, begin, count in axes]
     elements = torch.randint(-(2**15), 2**15, [len(axis.held) for axis in axes], dtype=torch.int16)

@@ -38,10 +38,7 @@ def test_a_block_of_columns_has_the_same_bits(dtype, rows, length, row, column, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each_of(
-    "columns",
-    {"range": torch.arange(40), "scattered": torch.tensor([0, 1, 5, 30, 39])},
-)
+@each_of("columns", {"range": torch.arange(40), "scattered": torch.tensor([0, 1, 5, 30, 39])})
 def test_every_dtype_has_one_hash_on_all_devices(dtype, columns):
     tensor = torch.randn(33, len(columns)).to(dtype)
     check(tensor, Grid.of(Axis(50, range(33)), Axis(40, columns).simplified()))

@@ -26,10 +26,7 @@ def test_fsdp_counts_three_products_and_two_gathers_of_each_layer():
     }
 
 
-@each_of(
-    "degrees, tokens_per_s",
-    {"HSDP": (ParallelDims(2, 2, 1, 1), 480), "CP, TP": (ParallelDims(1, 1, 2, 2), 120)},
-)
+@each_of("degrees, tokens_per_s", {"HSDP": (ParallelDims(2, 2, 1, 1), 480), "CP, TP": (ParallelDims(1, 1, 2, 2), 120)})
 def test_tokens_of_a_sequence_are_divided_among_the_ranks_that_share_it(degrees, tokens_per_s):
     workload = LlamaFsdp2Workload(
         default_config("llama_fsdp2", steps=5, gradient_accumulation=3, batch_size=2, seq_len=32)

@@ -11,7 +11,7 @@ from pytest_aorta.common.model import to_json
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.history import HistoryEntry
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
-from tests.unit.builders import make_facts, replace
+from tests.unit.builders import make_facts, replace, write
 
 STATISTICS = ("p50", "p99", "mean", "tail5")
 PLATFORM = "nvidia-h200-x8-nccl"
@@ -82,4 +82,4 @@ def write_history(folder: Path, entries: Sequence[HistoryEntry]) -> None:
     for entry in entries:
         runs[entry.run].append(f"{to_json(entry)}\n")
     for run, lines in runs.items():
-        (folder / f"{run}.jsonl").write_text("".join(lines), encoding="utf-8")
+        write(folder / f"{run}.jsonl", "".join(lines))

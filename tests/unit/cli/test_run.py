@@ -7,7 +7,6 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -99,15 +98,11 @@ def refused(capsys, *arguments: str) -> str:
     return err
 
 
-def trial(path: Path) -> dict[str, Any]:
-    return read_json(path)
-
-
 def test_each_trial_is_a_launch_and_a_valid_file_with_the_command_line(toy, capsys):
     assert run("--trials", "3") == 0
     assert (len(toy.plans), toy.trials()) == (3, ["trial_0.json", "trial_1.json", "trial_2.json"])
     assert len({plan.run_dir for plan in toy.plans}) == 3
-    result = trial(toy.path / "results/toy/trial_2.json")
+    result = read_json(toy.path / "results/toy/trial_2.json")
     assert (result["workload"], result["world_size"], result["config"]["steps"]) == ("toy", 2, 3)
     assert result["provenance"]["command"] == ["aorta", "run", "--workload", "toy", "--gpus", "0", "--trials", "3"]
     assert capsys.readouterr().out.endswith("ok\n")
@@ -155,7 +150,7 @@ def test_trials_that_another_run_writes_meanwhile_are_kept(toy, capsys):
     assert [line[:-1] for line in capsys.readouterr().out.splitlines() if line.endswith(".json:")] == [
         f"results/toy/{name}" for name in own
     ]
-    assert all(trial(toy.path / "results/toy" / name)["workload"] == "toy" for name in own)
+    assert all(read_json(toy.path / "results/toy" / name)["workload"] == "toy" for name in own)
 
 
 def test_trial_has_the_names_of_aorta_beside_the_values_of_ranks(tmp_path):
@@ -301,7 +296,7 @@ def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     (toy.path / "train.py").write_text("")
     assert cli.main(["run", "--script", "train.py", "--gpus", "0", "--nproc", "1", "--", "--lr", "1"]) == 0
     assert (toy.plans[0].args, toy.plans[0].world.size) == (("--lr", "1"), 1)
-    assert trial(toy.path / "results/train/trial_0.json")["config"] == {"args": ["--lr", "1"]}
+    assert read_json(toy.path / "results/train/trial_0.json")["config"] == {"args": ["--lr", "1"]}
 
 
 @pytest.mark.parametrize(

@@ -207,10 +207,7 @@ def test_no_other_request_is_served_beside_an_exclusive_lease(clients, ask):
         ask(1)
 
 
-@each_of(
-    "big",
-    {"all": {"count": 8}, "exclusive": {"count": 1, "exclusive": True}},
-)
+@each_of("big", {"all": {"count": 8}, "exclusive": {"count": 1, "exclusive": True}})
 def test_small_request_waits_behind_one_that_waits_for_the_whole_host(ask, waiting, big):
     held = ask(1)
     future = waiting(**big, owner="the big one")

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from pytest_aorta.common.files import PACKAGE_ROOT
-from tests.unit.builders import run_python
+from tests.unit.builders import run_python, write
 
 # File, a line of it, and what takes the line's place.
 ADDED = [
@@ -82,7 +82,7 @@ def test_made_up_kind_of_device_is_leased_watched_checked_and_compared(tmp_path:
         file = tmp_path / "pytest_aorta" / name
         text = file.read_text(encoding="utf-8")
         assert text.count(line) == 1, (name, line)
-        file.write_text(text.replace(line, added), encoding="utf-8")
+        write(file, text.replace(line, added))
     path = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(PACKAGE_ROOT.parent)!r}]\n"
     done = run_python("-c", path + USED)
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,8 @@ ON_GPUS = World(2, "cuda", tuple(gpus(2)))
         (WorldSpec(4, nodes=2), {"nnodes": 2}, 8, World(4, "cuda", tuple(gpus(2)), 2)),
         (WorldSpec("all", nodes=2), {"nnodes": 2}, 8, World(16, "cuda", tuple(gpus(8)), 2)),
         (WorldSpec("all", nodes=2), {"nnodes": 2, "gpus": 0}, 0, World(4, "cpu", nodes=2)),
+        (WorldSpec(2, nodes=2), {"nnodes": 4}, 0, World(2, "cpu", nodes=2)),
+        (WorldSpec(2), {"nnodes": 4}, 0, ON_CPU),
     ],
 )
 def test_world_has_the_devices_that_marker_and_options_ask_for(spec, options, visible, expected):
@@ -120,6 +122,3 @@ def test_gpus_that_are_missing_are_reported_with_the_variables_that_hide_them(mo
 def test_nodes_need_a_run_that_has_them():
     with pytest.raises(DevicesUnavailable, match=r"needs 2 nodes, 1 given \(--aorta-nnodes=1\)"):
         resolve_world(WorldSpec(2, nodes=2), make_options(), [])
-    options = make_options(nnodes=4, node_launcher=("srun",))
-    assert resolve_world(WorldSpec(2, nodes=2), options, []).nodes == 2
-    assert resolve_world(WorldSpec(2), options, []).nodes == 1

@@ -657,10 +657,7 @@ def test_failure_of_a_node_is_reported_in_the_words_of_the_nodes(tmp_path, reaso
     check_parts(found.text, (f"on 4 cpu ranks of 2 nodes: {kind}: node 1 (b) was lost", "  | no such partition"))
 
 
-@each_of(
-    "reason, rank",
-    {"own": ("planted in step 5", 0), "peer's": ("Connection closed by peer [127.0.0.1]:3", 1)},
-)
+@each_of("reason, rank", {"own": ("planted in step 5", 0), "peer's": ("Connection closed by peer [127.0.0.1]:3", 1)})
 def test_error_that_a_script_handled_by_exiting_is_named(tmp_path, reason, rank):
     document = {"time_ns": 1, "type": "SystemExit", "message": "1", "traceback": "", "after": f"RuntimeError: {reason}"}
     found = diagnose(tmp_path, Left({0: {"error.json": json.dumps(document)}, 1: raised(2)}))
@@ -701,10 +698,7 @@ def recorded(rank: int, *names: str, retired: int | None = None, **changes: obje
     return in_flight(*entries)
 
 
-@each_of(
-    "stacks",
-    {"computing": COMPUTING, "waiting": WAITING, "in backward": IN_BACKWARD},
-)
+@each_of("stacks", {"computing": COMPUTING, "waiting": WAITING, "in backward": IN_BACKWARD})
 def test_rank_that_never_entered_the_collective_is_named_by_the_records(tmp_path, stacks):
     waiting = stuck(IN_BACKWARD, 5) | recorded(0, "broadcast", "all_reduce 64", "broadcast")
     absent = stuck(stacks, 5) | recorded(1, "broadcast", "all_reduce 64", retired=2)

@@ -80,10 +80,7 @@ def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: 
     return values
 
 
-@each_of(
-    "waits",
-    {"no ranks": [], "one rank": [[1.0, 2.0]], "no steps": [[], []]},
-)
+@each_of("waits", {"no ranks": [], "one rank": [[1.0, 2.0]], "no steps": [[], []]})
 def test_ranks_without_others_or_without_waits_have_no_lags(waits):
     assert rank_lags_ms(waits) == []
 

@@ -198,10 +198,7 @@ def test_test_id_with_brackets_can_be_pasted_into_a_shell():
 SLOW = dict.fromkeys(("mean", "p50", "p99", "tail5"), 40.0)
 
 
-@each_of(
-    "commit",
-    {"no commit": (), "a commit": ("a1b2c3d", "4 days ago")},
-)
+@each_of("commit", {"no commit": (), "a commit": ("a1b2c3d", "4 days ago")})
 def test_slower_step_says_what_confirms_finds_and_accepts_it(commit):
     first, measured, *facts = text_of(
         make_baseline(), marked={"step_time_p50": Tolerance(0.05)}, num_launches=3, commit=commit, step_time_ms=SLOW

@@ -77,10 +77,7 @@ def timed(ms: float, deviation: float = 0.001) -> LaunchFacts:
     return with_p50(make_facts(), ms * NOISE.gauss(1, deviation))
 
 
-@each_of(
-    "after_ms",
-    {"slower": 13.0, "faster": 7.0},
-)
+@each_of("after_ms", {"slower": 13.0, "faster": 7.0})
 def test_commit_is_named_whichever_way_the_metric_changed(after_ms):
     text, commits = search("step_time_p50", lambda number: timed(after_ms if number >= 6 else 10.0))
     assert text.startswith("case: found: c6\n")

@@ -263,10 +263,7 @@ def found_orphans(root: Path, collected=COLLECTED, used=None) -> list[str]:
     return orphans(root / "baselines", collected, used or {}, {}, root)
 
 
-@each_of(
-    "test",
-    {"NUL": "a\0b::test", "5 kB": "x" * 5000 + "::test", "surrogate": "\ud800::test"},
-)
+@each_of("test", {"NUL": "a\0b::test", "5 kB": "x" * 5000 + "::test", "surrogate": "\ud800::test"})
 def test_baseline_of_a_test_that_can_be_no_file_is_an_orphan(tmp_path, test):
     write_baseline(tmp_path / "baselines", make_baseline(test=test))
     assert len(found_orphans(tmp_path)) == 1

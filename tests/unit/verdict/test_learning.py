@@ -142,14 +142,8 @@ def test_exact_metrics_alone_take_one_launch():
     assert launches_needed(make_facts(), {"step_time_p50": Tolerance(None)}, 10) == 1
 
 
-@each_of(
-    "marked",
-    {"default": {}, "marked": P50},
-)
-@each_of(
-    "facts",
-    {"cuda": make_facts(), "cpu": on_cpu()},
-)
+@each_of("marked", {"default": {}, "marked": P50})
+@each_of("facts", {"cuda": make_facts(), "cpu": on_cpu()})
 def test_metric_that_varies_too_much_is_left_out_with_the_remedy(facts, marked):
     launches = launches_near(10.0, 10, deviation=0.05, seed=1, environment=facts.environment)
     found = left_out(launches, marked)

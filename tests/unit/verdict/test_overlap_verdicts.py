@@ -212,10 +212,7 @@ def outcome(rng, center, change, tolerance=0.05):
     return until_decided(lambda count: rule.decide(candidate[:count]), 5).outcome
 
 
-@each_of(
-    "center",
-    {"middle": 0.5, "all hidden": 0.99, "none hidden": 0.02},
-)
+@each_of("center", {"middle": 0.5, "all hidden": 0.99, "none hidden": 0.02})
 def test_error_rates_hold_for_ratios_also_at_their_ends(center):
     rng, trials = random.Random(7), 1500
     unchanged = [outcome(rng, center, 0.0) for _ in range(trials)]
@@ -249,35 +246,17 @@ def ratio_of(launches: list[LaunchFacts], baseline: Baseline | None, marked=None
     return check(launches, baseline, marked, max_launches)["overlap_ratio"]
 
 
-@each_of(
-    "marked",
-    {"default": {}, "marked": MARKED},
-)
-@each_of(
-    "baseline",
-    {"none": None, "without overlap": NEVER, "synchronized": SYNCHRONIZED, "too large": TOO_LARGE},
-)
-@each_of(
-    "launch, reason",
-    {"blocked": (BLOCKED, WAITS), "late": (LATE, LATE_HOST), "too large": (UNREAD, LARGE)},
-)
+@each_of("marked", {"default": {}, "marked": MARKED})
+@each_of("baseline", {"none": None, "without overlap": NEVER, "synchronized": SYNCHRONIZED, "too large": TOO_LARGE})
+@each_of("launch, reason", {"blocked": (BLOCKED, WAITS), "late": (LATE, LATE_HOST), "too large": (UNREAD, LARGE)})
 def test_ratio_that_the_baseline_never_had_does_not_apply_with_the_reason(launch, reason, baseline, marked):
     row = ratio_of([launch], baseline, marked)
     assert (row.outcome, row.detail, row.value) == (NOT_APPLICABLE, reason, None)
 
 
-@each_of(
-    "marked",
-    {"default": {}, "marked": MARKED},
-)
-@each_of(
-    "others",
-    {"alone": [], "after others": [ahead(0.86), ahead(0.86)], "late": [LATE]},
-)
-@each_of(
-    "lost, reason",
-    {"blocked": (BLOCKED, WAITS), "too large": (UNREAD, LARGE)},
-)
+@each_of("marked", {"default": {}, "marked": MARKED})
+@each_of("others", {"alone": [], "after others": [ahead(0.86), ahead(0.86)], "late": [LATE]})
+@each_of("lost, reason", {"blocked": (BLOCKED, WAITS), "too large": (UNREAD, LARGE)})
 def test_step_that_has_no_overlap_any_more_fails_and_names_the_reason(lost, reason, others, marked):
     row = ratio_of([*others, lost], AHEAD, marked)
     assert (row.outcome, row.is_lost, row.detail) == (MISSING, True, reason)
@@ -341,10 +320,7 @@ def test_pair_with_a_late_host_is_left_out():
     assert f"6 of 12 launches: {LATE_HOST}" in row.detail
 
 
-@each_of(
-    "lost, reason",
-    {"blocked": (BLOCKED, WAITS), "too large": (UNREAD, LARGE)},
-)
+@each_of("lost, reason", {"blocked": (BLOCKED, WAITS), "too large": (UNREAD, LARGE)})
 def test_step_without_overlap_is_missing_in_one_version_and_not_applicable_in_both(lost, reason):
     for candidate, reference in ((lost, ahead(0.86)), (ahead(0.86), lost), (lost, lost)):
         row, made = paired([candidate], [reference])

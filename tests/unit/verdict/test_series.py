@@ -115,10 +115,7 @@ def test_optimizer_that_one_side_lacks_is_named_where_the_others_hold_equal_weig
     assert judged(here, there, there, metric="weight_hash").detail == f"{NAME} #2 is {word}"
 
 
-@each_of(
-    "turns",
-    {"in phases": ([1, 2, 3, 4], [5, 6]), "in turns": ([1, 2, 4, 5], [3, 6])},
-)
+@each_of("turns", {"in phases": ([1, 2, 3, 4], [5, 6]), "in turns": ([1, 2, 4, 5], [3, 6])})
 def test_first_difference_is_that_of_the_optimizer_that_stepped_first(turns):
     here, there = two_optimizers("9", turns), two_optimizers("0", turns)
     expected = {

@@ -127,8 +127,7 @@ OPEN = make_verdict(Open(), metric="step_time_mean")
 
 
 @pytest.mark.parametrize(
-    "red",
-    [make_verdict(Outcome.REGRESSION), make_verdict(Missing(MissingPart.CANDIDATE_VALUE), value=None)],
+    "red", [make_verdict(Outcome.REGRESSION), make_verdict(Missing(MissingPart.CANDIDATE_VALUE), value=None)]
 )
 def test_failing_test_needs_launches_only_for_another_metric_that_got_worse(red):
     assert not Verdicts("case", (red, OPEN)).need_launches

@@ -15,7 +15,7 @@ import pytest
 from pytest_aorta.launch.guarded import GUARD, guard_spec
 from pytest_aorta.result.outcome import EndReason
 from tests.distributed.processes import is_alive
-from tests.unit.builders import each_of, make_plan
+from tests.unit.builders import each_of, make_plan, write
 
 # Only a guard that hangs reaches this limit.
 HANG_S = 60.0
@@ -121,7 +121,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = GUARD.read_text(encoding="utf-8")
     assert "\nGONE_S = 5.0\n" in text
     file = tmp_path_factory.mktemp("guard") / "guard.py"
-    file.write_text(text.replace("\nGONE_S = 5.0\n", "\nGONE_S = 0.5\n"), encoding="utf-8")
+    write(file, text.replace("\nGONE_S = 5.0\n", "\nGONE_S = 0.5\n"))
     return file
 
 

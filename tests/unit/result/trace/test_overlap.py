@@ -171,10 +171,7 @@ def test_size_that_one_capture_does_not_know_is_unknown():
     assert joined([capture, unknown]).collectives == [CollectiveCalls("all_to_all", "g", 2, None, [1.0, 2.0])]
 
 
-@each_of(
-    "each, keys",
-    {"calls": (4096, 1), "keys": (1, 64)},
-)
+@each_of("each, keys", {"calls": (4096, 1), "keys": (1, 64)})
 def test_joined_calls_stay_within_the_limits_of_a_result(each, keys):
     """Keep the first calls of a key, which are those of the same steps on every rank, and the longest keys."""
     parts = [

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.model import to_builtins, to_json
 from pytest_aorta.result.folder import OPERATORS_FILE, rank_folder
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.rank_files import (
@@ -39,12 +39,12 @@ def path(tmp_path):
 
 
 def test_calls_are_read_as_they_were_written(tmp_path, path):
-    path.write_text(json.dumps(to_builtins(StepOperators(3, [CALL, CALL]))))
+    path.write_text(to_json(StepOperators(3, [CALL, CALL])))
     assert read_operators(tmp_path, 1, 3) == [CALL, CALL]
 
 
 def test_file_of_another_step_and_no_file_are_none(tmp_path, path):
-    path.write_text(json.dumps(to_builtins(StepOperators(3, [CALL]))))
+    path.write_text(to_json(StepOperators(3, [CALL])))
     assert read_operators(tmp_path, 1, 2) is None
     assert read_operators(tmp_path, 0, 3) is None
 

@@ -56,10 +56,7 @@ def test_two_pairs_never_fail_however_slow(change, max_pairs):
     assert pairs(change, change, max_pairs=max_pairs).outcome in (None, INCONCLUSIVE)
 
 
-@each_of(
-    "worse",
-    {"lower is better": 1, "higher is better": -1},
-)
+@each_of("worse", {"lower is better": 1, "higher is better": -1})
 @pytest.mark.parametrize(
     ("change", "outcome"),
     [
@@ -118,10 +115,7 @@ def decide_noisy(*changes: float, max_launches=5, tolerance=0.1, worse=1) -> Dec
     return StoredRule(NOISY, "new", tolerance, max_launches, worse).decide(logs)
 
 
-@each_of(
-    "worse",
-    {"lower is better": 1, "higher is better": -1},
-)
+@each_of("worse", {"lower is better": 1, "higher is better": -1})
 def test_launch_is_inconclusive_at_once_if_no_further_launch_could_decide(worse):
     assert decide_noisy(0.02, worse=worse).outcome is INCONCLUSIVE
     assert decide_noisy(0.02, worse=worse, tolerance=0.5).outcome is PASS
@@ -262,10 +256,7 @@ def test_pairs_in_ten_times_the_noise_that_was_known_rarely_raise_an_alarm():
 
 
 @pytest.mark.parametrize("tolerance", [0.005, 0.01, 0.02])
-@each_of(
-    "sizes",
-    {"one block": (10,), "three": (4, 3, 3), "pairs": None},
-)
+@each_of("sizes", {"one block": (10,), "three": (4, 3, 3), "pairs": None})
 def test_slowdown_of_twice_the_tolerance_rarely_passes(tolerance, sizes):
     rng, change, passed = random.Random(4), math.log1p(2 * tolerance), 0
     for _ in range(1500):
@@ -302,10 +293,7 @@ def test_interval_holds_the_true_change_as_often_as_it_says(sizes, counts, most)
         assert 0.94 <= held / 2000 <= most
 
 
-@each_of(
-    "sizes, block",
-    {"one block": ((10,), 0), "three": ((4, 3, 3), "new")},
-)
+@each_of("sizes, block", {"one block": ((10,), 0), "three": ((4, 3, 3), "new")})
 @pytest.mark.parametrize(("count", "worse"), [(3, 1), (5, -1)])
 def test_limit_that_is_printed_is_detected_in_80_percent(count, sizes, block, worse):
     rng = random.Random(8)
