@@ -58,6 +58,8 @@ from pytest_aorta.worker.training import Inputs, random_state, tensors_in
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
 _NO_STEP = "the script steps no optimizer, so it has no step whose costs could be counted"
+# Loaders whose last batch is kept until the end of the step.
+_MOST_LOADERS = 4
 # Steps after which a script has saved that are kept.
 _MOST_SAVED = 100
 # Steps of a loop without an optimizer, whose trace has to be read as a whole.
@@ -317,8 +319,11 @@ class Observer:
         batch = original(loader)
         # A script evaluates with other samples, and need not keep those it trains with until then.
         if torch.is_grad_enabled():
-            sampler = sampler_of(loader)
-            self._inputs.batches[id(sampler)] = sampler, batch
+            sampler, batches = sampler_of(loader), self._inputs.batches
+            batches.pop(id(sampler), None)
+            batches[id(sampler)] = sampler, batch
+            if len(batches) > _MOST_LOADERS:
+                del batches[next(iter(batches))]
         return batch
 
     def _give(self, _module: torch.nn.Module, inputs: object) -> None:

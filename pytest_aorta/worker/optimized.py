@@ -6,10 +6,11 @@ Nothing here reads a number from a device before the script has ended.
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
 from typing import Any, TypeAlias
@@ -31,6 +32,7 @@ from pytest_aorta.worker.torch_private import buffers_of, disable_current_modes,
 from pytest_aorta.worker.training import Training
 from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
+_Owner: TypeAlias = tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]
 _Named: TypeAlias = Callable[[Optimizer], list[NamedTensor]]
 # Steps of an optimizer that are timed before some are profiled; those after the profiled ones are timed too.
 TIMED_STEPS = 20
@@ -149,7 +151,9 @@ class Optimized:
         self._models: list[weakref.ref[torch.nn.Module]] = []
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.
-        self._owners: list[tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]] = []
+        self._owners: list[_Owner] = []
+        # Copies of the model that no optimizer trains, such as averaged models, by name.
+        self._copies: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         # Modules that no optimizer trains.
         self._untrained: list[weakref.ref[torch.nn.Module]] = []
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
@@ -275,9 +279,19 @@ class Optimized:
         ]
         if self._every:
             self._untrained = list(map(weakref.ref, _untrained(roots)))
-        for before, copy in _copies(own, roots) if hash_buffers and not self._every else ():
-            for name, module in copy.named_modules():
-                self._owners.append((f"{before}.{name}." if name else f"{before}.", parameters_of(module), ()))
+        elif hash_buffers:
+            self._copies = [(name, weakref.ref(copy)) for name, copy in _copies(own, roots)]
+
+    def _of_copies(self) -> Iterator[_Owner]:
+        """Yield what has the parameters and buffers of copies of the model that still exist."""
+        if self._copies:
+            # Whether a copy that the script has dropped exists must not depend on when the collector runs.
+            gc.collect()
+        for before, known in self._copies:
+            for name, module in copy.named_modules() if (copy := known()) is not None else ():
+                prefix = f"{before}.{name}." if name else f"{before}."
+                yield prefix, parameters_of(module), ()
+                yield prefix, *buffers_of(module)
 
     def models(self) -> list[torch.nn.Module]:
         """Return the largest modules that have the parameters."""
@@ -295,13 +309,13 @@ class Optimized:
         The hash of the last step has what the script did to them after it, whichever steps are hashed.
         """
         if (optimizer := self.optimizer()) is not None:
-            self._hash(self._named(optimizer), again=is_last)
+            self._hash(self._named(optimizer), [*self._owners, *self._of_copies()], again=is_last)
 
-    def _hash(self, named: Iterable[NamedTensor], *, again: bool) -> None:
+    def _hash(self, named: Iterable[NamedTensor], owners: Iterable[_Owner], *, again: bool) -> None:
         self.hashes.add(self.num_steps, named, again=again)
         buffers = [
             (before + key, buffer)
-            for before, own, left_out in self._owners
+            for before, own, left_out in owners
             for key, buffer in own.items()
             if buffer is not None and key not in left_out
         ]
@@ -341,7 +355,8 @@ class Optimized:
     def _hash_freed(self, named: Sequence[NamedTensor], state: Mapping[torch.Tensor, Any]) -> None:
         # The collector may free an optimizer while torch traces with fake tensors.
         with disable_current_modes():
-            self._hash(named, again=True)
+            # Which copies are dropped before the optimizer is chance.
+            self._hash(named, self._owners, again=True)
             self._hash_state(named, state)
         self._owners.clear()
 

@@ -6,6 +6,7 @@ import math
 import resource
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -156,6 +157,7 @@ def test_averaged_copies_of_the_model_are_hashed_in_any_order_but_not_one_that_w
             dropped.itself = [dropped]
             del dropped
             averages = [Averaged(model, one) for one in (decay, 0.5)]
+            teacher = copy.deepcopy(model)
             roots = [nn.Sequential(model), nn.ModuleDict({"a": model})]
             optimizer = SGD(model.parameters(), lr=0.1)
             for _ in range(5):
@@ -163,6 +165,10 @@ def test_averaged_copies_of_the_model_are_hashed_in_any_order_but_not_one_that_w
                 optimizer.step()
                 for one in averages:
                     one.update(model)
+                if teacher is not None:
+                    known, teacher = weakref.ref(teacher.weight), None
+                    # The recorder keeps no memory that the script frees.
+                    assert known() is None
             return only(own.result()).replace(step_times_ms=[])
 
     one, other = hashes(0.9), hashes(0.99)
