@@ -42,16 +42,14 @@ def choose_tolerances(
     launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs and
     schedules are left. On CPU ranks, timed overlap is left out beside a schedule unless it is ``asked`` for.
 
-    Of what nobody has asked for and no marker but ``numerics`` names, costs and metrics that are new are left out where
-    the other side has none, so that a baseline that is older stays valid. Variants of a test have other costs and
-    memory on purpose.
+    Of what no marker names and nobody has asked for, costs and metrics that are new are left out where the other side
+    has none, so that a baseline that is older stays valid. Variants of a test have other costs and memory on purpose.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
             simulated world has no cost.
     """
     chosen = {name: tolerance for name, tolerance in marked.items() if tolerance.origin is not Origin.NUMERICS}
-    named = {*chosen, *asked}
     num_steps = facts[0].num_steps
     for name in marked:
         if num_steps < (least := metric_of(name).min_steps):
@@ -79,6 +77,7 @@ def choose_tolerances(
     if left_out and not names:
         raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
     if len(facts) > 1:
+        named = {*marked, *asked}
         names = [name for name in names if name in named or _is_known(metric_of(name), facts[-1], is_variant)]
     return {name: chosen[name] for name in names}
 

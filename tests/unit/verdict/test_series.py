@@ -15,7 +15,7 @@ from pytest_aorta.result.series import (
     optimizers_facts,
     series_facts,
 )
-from pytest_aorta.verdict.metrics import NUMBERS, Origin, Tolerance
+from pytest_aorta.verdict.metrics import Origin, Tolerance
 from tests.unit.builders import (
     MISSING,
     NOT_APPLICABLE,
@@ -278,7 +278,7 @@ def test_buffers_have_a_row_of_their_own_that_names_them():
 
 def test_baseline_without_buffers_stays_valid_and_says_so():
     old = hashed({"1": "ab"}, {"1": "ab"})
-    verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=baseline_of(old), marked=NUMBERS)
+    verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=baseline_of(old))
     assert "buffer_hash" not in {row.metric for row in verdicts.rows}
     assert any(
         note.startswith("buffers are not compared: the baseline has no hashes of them") for note in texts(verdicts)
