@@ -9,16 +9,14 @@ import functools
 import gc
 import math
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from statistics import median
 from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from pytest_aorta.common.text import counted, distinct
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.series import Series, digest
 from pytest_aorta.result.trace.profiled_steps import Profile
@@ -152,8 +150,8 @@ class Optimized:
         # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
         # of buffers with the names of those that are not persistent.
         self._owners: list[_Owner] = []
-        # Copies of the model that no optimizer trains, such as averaged models, by name.
-        self._copies: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        # Copies of the model that no optimizer trains, such as averaged models.
+        self._copies: list[weakref.ref[torch.nn.Module]] = []
         # Modules that no optimizer trains.
         self._untrained: list[weakref.ref[torch.nn.Module]] = []
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
@@ -280,18 +278,17 @@ class Optimized:
         if self._every:
             self._untrained = list(map(weakref.ref, _untrained(roots)))
         elif hash_buffers:
-            self._copies = [(name, weakref.ref(copy)) for name, copy in _copies(own, roots)]
+            self._copies = list(map(weakref.ref, _copies(own, roots)))
 
     def _of_copies(self) -> Iterator[_Owner]:
         """Yield what has the parameters and buffers of copies of the model that still exist."""
         if self._copies:
             # Whether a copy that the script has dropped exists must not depend on when the collector runs.
             gc.collect()
-        for before, known in self._copies:
-            for name, module in copy.named_modules() if (copy := known()) is not None else ():
-                prefix = f"{before}.{name}." if name else f"{before}."
-                yield prefix, parameters_of(module), ()
-                yield prefix, *buffers_of(module)
+        for copy in filter(None, (known() for known in self._copies)):
+            for name, module in copy.named_modules(prefix=_title(copy)):
+                yield f"{name}.", parameters_of(module), ()
+                yield f"{name}.", *buffers_of(module)
 
     def models(self) -> list[torch.nn.Module]:
         """Return the largest modules that have the parameters."""
@@ -319,9 +316,7 @@ class Optimized:
             for key, buffer in own.items()
             if buffer is not None and key not in left_out
         ]
-        names = distinct((name for name, _ in buffers), " ({})")
-        pairs = zip(names, (buffer for _, buffer in buffers), strict=True)
-        self.buffers.add(self.num_steps, pairs, again=again)
+        self.buffers.add(self.num_steps, buffers, again=again)
 
     def hash_state(self) -> None:
         """Hash what else the next step goes on from, before the optimizer makes it, if that is asked for."""
@@ -338,8 +333,7 @@ class Optimized:
         for hashes, holders in ((self.state, state), (self.averages, averages)):
             held = [(f"{name}.{key}", value) for name, values in holders for key, value in values.items()]
             tensors = [(name, torch.as_tensor(value)) for name, value in held if isinstance(value, _HASHED)]
-            unique = distinct((name for name, _ in tensors), " ({})")
-            hashes.add(self.num_steps, zip(unique, (value for _, value in tensors), strict=True))
+            hashes.add(self.num_steps, tensors)
 
     def hash_at_the_end(self) -> None:
         """Have parameters and state hashed when the optimizer is freed, in case the script drops it with the model."""
@@ -414,18 +408,11 @@ class Optimized:
         return calls_by_step(self.timer.spans_ns)
 
 
-def _copies(own: Sequence[torch.nn.Module], roots: Iterable[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
-    """Return copies of the modules that an optimizer has, such as averaged models, by names that differ."""
+def _copies(own: Sequence[torch.nn.Module], roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return copies of the modules that an optimizer has, such as averaged models, in any order."""
     shapes = [[part.shape for part in module.parameters()] for module in own]
     alike = [root for root in roots if root not in own and [part.shape for part in root.parameters()] in shapes]
-    found: dict[tuple[str, str], list[torch.nn.Module]] = defaultdict(list)
-    for one in _untrained(alike) if alike else ():
-        values = [(name, value) for name, value in vars(one).items() if isinstance(value, int | float | str)]
-        found[_title(one), str(sorted(values))].append(one)
-    # Their decays tell two averages apart. Those that nothing tells apart are found in any order.
-    alone = [(key, same[0]) for key, same in sorted(found.items(), key=itemgetter(0)) if len(same) == 1]
-    names = distinct((title for (title, _), _ in alone), " ({})")
-    return [(name, one) for name, (_, one) in zip(names, alone, strict=True)]
+    return _untrained(alike) if alike else []
 
 
 def _untrained(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:

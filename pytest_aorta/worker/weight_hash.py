@@ -39,6 +39,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
+from pytest_aorta.common.text import distinct
 from pytest_aorta.result.series import LocalWeights
 from pytest_aorta.worker.accelerator import group_device
 from pytest_aorta.worker.layout import Axis, Grid, NamedTensor, is_dtensor, layout_of, local_grids, local_part
@@ -173,20 +174,21 @@ class LocalHashes:
 
     def digests(self, names: Mapping[str, str] = MappingProxyType({})) -> LocalWeights:
         """Return the hashes of all steps, with some ``names`` in place of others, and wait for the device."""
-        rows = {
-            step: [
-                _digest((signature._replace(name=names.get(signature.name, signature.name)), *pair)).hex()
-                for signature, pair in zip(signatures, sums.tolist(), strict=True)
-            ]
-            for step, (signatures, sums) in self._steps.items()
-        }
+        rows = {}
+        for step, (signatures, sums) in self._steps.items():
+            named = (
+                (own.name, _digest((own._replace(name=names.get(own.name, own.name)), *pair)).hex())
+                for own, pair in zip(signatures, sums.tolist(), strict=True)
+            )
+            # Tensors of one name, such as those of two averaged models, are in no order.
+            rows[step] = [value for _, value in sorted(named)]
         # The script may have changed the type after the last step; of equally common signatures, the later one.
         counts = Counter(tuple(self._steps[step][0]) for step in reversed(rows))
         common = max(counts, key=lambda signatures: counts[signatures], default=())
         by_tensor = [step for step in rows if tuple(self._steps[step][0]) == common]
         kept = {*by_tensor[: self._most_by_tensor], *by_tensor[-1:]}
         return LocalWeights(
-            names=[signature.name for signature in common],
+            names=distinct((signature.name for signature in common), " ({})"),
             shapes=[list(signature.shape) for signature in common],
             tensors={str(step): row for step, row in rows.items() if step in kept},
             hashes={str(step): _digest(row).hex() for step, row in rows.items()},
