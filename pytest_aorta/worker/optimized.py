@@ -26,7 +26,7 @@ from pytest_aorta.worker.finite import optimizers, parts_of, untraced
 from pytest_aorta.worker.layout import NamedTensor, is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.steps import StepTimer
-from pytest_aorta.worker.torch_private import buffers_of, disable_current_modes, parameters_of
+from pytest_aorta.worker.torch_private import buffers_of, disable_current_modes
 from pytest_aorta.worker.training import Training
 from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
@@ -258,7 +258,7 @@ class Optimized:
     ) -> None:
         """Take the names and the buffers of those modules that have the ``named`` parameters of the optimizer.
 
-        Parameters of averaged copies of these modules are hashed as buffers: nothing else shows another average.
+        Copies of these modules, such as averaged models, are hashed as buffers: nothing else shows another average.
         """
         places = {id(part): place for place, (_, part) in enumerate(named)}
         firsts = (
@@ -286,8 +286,8 @@ class Optimized:
             # Whether a copy that the script has dropped exists must not depend on when the collector runs.
             gc.collect()
         for copy in filter(None, (known() for known in self._copies)):
+            yield "", dict(copy.named_parameters(_title(copy), remove_duplicate=False)), ()
             for name, module in copy.named_modules(prefix=_title(copy)):
-                yield f"{name}.", parameters_of(module), ()
                 yield f"{name}.", *buffers_of(module)
 
     def models(self) -> list[torch.nn.Module]:

@@ -77,7 +77,6 @@ __all__ = [
     "is_traceable_wrapper_subclass_type",
     "keep_from_compiler",
     "makes_state_alone",
-    "parameters_of",
     "profiler_enabled",
     "sampler_of",
     "sequence_number",
@@ -169,11 +168,6 @@ def autocast_of(entered: torch.autocast) -> str:
 def sampler_of(iterator: object) -> object:
     """Return what a loader's iterator draws indices from, which is the same in each epoch."""
     return getattr(iterator, "_index_sampler", iterator)
-
-
-def parameters_of(module: nn.Module) -> Mapping[str, torch.Tensor | None]:
-    """Return a module's own mapping of parameters, without the module."""
-    return module._parameters
 
 
 def buffers_of(module: nn.Module) -> tuple[Mapping[str, torch.Tensor | None], Collection[str]]:
