@@ -249,11 +249,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
             return self.replace(series=series)
         return self.replace(series=series, costs=costs, schedules=[group.condensed() for group in self.schedules])
 
-    def with_every_step(self, hashed: LaunchFacts) -> LaunchFacts:
-        """Return these facts with the hashes of a launch of the same code that hashed every step."""
-        series = [one.with_every_step(same) for one, same in zip(self.series, hashed.series, strict=False)]
-        return self.replace(series=series)
-
     @property
     def device(self) -> str:
         """Return the kind of device that the ranks computed on, such as ``cuda``."""

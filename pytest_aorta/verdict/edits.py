@@ -296,17 +296,15 @@ def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
     """Yield a sentence on weights before the first step, and on buffers, which are in copies of the model too."""
     for kind, one, other in (("weights", here, there), ("buffers", here.buffers, there.buffers)):
         if who := other_ranks(one.weights, other.weights, "0"):
-            of = _of_names(one, other, "0")
+            of = _of_names(one, other, "0", may_be_all=kind == "buffers")
             yield 0, f"the initial {kind}{of} differ on {who}; look at the initialization, and at what is loaded"
 
 
-def _of_names(here: HashedParts, there: HashedParts, step: str) -> str:
-    """Return which of the tensors differ in a step; empty if all weights do, or names are not known."""
+def _of_names(here: HashedParts, there: HashedParts, step: str, *, may_be_all: bool) -> str:
+    """Return which tensors differ in a step, also if all do where they ``may_be_all``, as buffers of a copy alone."""
     one, two = hashes_by_name(here, there, step)
     names = [name for name in one if one[name] != two.get(name)]
-    # All buffers may be those of a copy of the model.
-    is_some = len(names) < len(one) or not isinstance(here, SeriesFacts)
-    return f" of {some_of(names)}" if names and is_some else ""
+    return f" of {some_of(names)}" if names and (may_be_all or len(names) < len(one)) else ""
 
 
 def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
@@ -343,7 +341,8 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
             places = f"{'augmentation' if has_samples else 'the data'}, {drawn}the forward pass and the loss function"
             return f"the loss of step {step} differs{who} {equal}{places}"
     if not (who := other_ranks(here.weights, there.weights, step)):
-        of, who = _of_names(here.buffers, there.buffers, step), _other_buffers(here, there, step)
+        of = _of_names(here.buffers, there.buffers, step, may_be_all=True)
+        who = _other_buffers(here, there, step)
         return who and f"buffers{of} differ on {who} after step {step} with equal weights; look at what updates them"
     is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
     equal = f"{weights}, and gradients before they are reduced" if is_reduction else weights

@@ -129,8 +129,9 @@ class BaselineRecording:
         first, *others = new.launches
         if len(first.facts.series) != len(hashed.series):
             return new
+        series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
         return new.replace(
-            launches=(first.replace(facts=first.facts.with_every_step(hashed)), *others),
+            launches=(first.replace(facts=first.facts.replace(series=series)), *others),
             left_out=self._varying_buffers([hashed, first.facts]) | new.left_out,
         )
 
