@@ -28,7 +28,7 @@ from .common.determinism import use_deterministic_algorithms
 from .common.faults import PlantedFault
 from .common.gradients import clip_factor, clip_gradients, total_norm, whole_norm
 from .common.learning_rate import LearningRate
-from .common.result import GroupWorkload, peak_memory_metrics, timed_result
+from .common.result import GroupWorkload, peak_memory_metrics
 from .common.rules import check_rules
 from .common.settings import TrainingSettings, read_settings
 from .hashing import StepHashes
@@ -131,7 +131,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         timer, elapsed_sec = measure(
             lambda number, timer: found.append(self._measure_step(number + 1, timer)), settings.steps, self.device
         )
-        result = timed_result(timer, elapsed_sec, settings.steps)
+        result = timer.result(elapsed_sec)
         losses, norms = ([], []) if is_simulated() else map(list, zip(*found, strict=True))
         result = result.replace(
             loss=_sum_over_ranks(losses if self.counts_loss else list(map(torch.zeros_like, losses))),

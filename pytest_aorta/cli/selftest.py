@@ -220,7 +220,7 @@ def _tried(runs: _Runs, plant: Plant, unchanged: Mapping[str, TestRecord]) -> It
         else:
             evidence, launches = _evidence(changed[nodeid], signs), str(len(changed[nodeid].launches))
             cells = (plant, _FOUND if evidence else _MISSED, launches, seconds)
-            yield nodeid, _Finding(cells, evidence or signs.remedy)
+            yield nodeid, _Finding(cells, evidence or _undecided(changed[nodeid], signs) or signs.remedy)
 
 
 def _gap(rows: Sequence[Verdict], signs: _Signs) -> str:
@@ -235,6 +235,12 @@ def _size(row: Verdict, plant: Plant) -> float:
     """Return by how much a metric grows beyond its tolerance."""
     value = row.baseline if isinstance(row.baseline, float | int) else 0.0
     return value * max(_BEYOND * (row.tolerance.value or 0.0), _LEAST_MEMORY if plant is Plant.MEMORY else 0.0)
+
+
+def _undecided(record: TestRecord, signs: _Signs) -> str:
+    """Return why a metric that would show the fault was not decided, or nothing."""
+    rows = [row for row in record.verdicts if row.metric in signs.metrics and row.outcome is Outcome.INCONCLUSIVE]
+    return next((f"{row.metric}: {row.detail}" for row in rows if row.detail), "")
 
 
 def _evidence(record: TestRecord, signs: _Signs) -> str:

@@ -159,6 +159,18 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     costs: Costs | None = None
     series: list[Series] = []
 
+    @classmethod
+    def of_steps(cls, step_times_ms: Sequence[float], elapsed_sec: float) -> RankResult:
+        """Return a result with these times alone, of steps that no check has failed."""
+        return cls(
+            passed=True,
+            failure_count=0,
+            configured_iterations=len(step_times_ms),
+            total_iterations=len(step_times_ms),
+            step_times_ms=[*step_times_ms],
+            elapsed_sec=elapsed_sec,
+        )
+
     def with_profile(self, profile: Profile) -> RankResult:
         """Return the result with profiled steps and their metrics."""
         return self.replace(profile=profile, metrics=self.metrics | profile.metrics())

@@ -480,7 +480,7 @@ class Observer:
     def _as_one_step(self, recorded: Recorded, costs: Costs) -> RankResult:
         """Return the measurements of a script that trains nothing, as one step: its wall time and its memory."""
         device, wall_s = own_device(), time.perf_counter() - self._began_s
-        result = recorded.result([1000 * wall_s], self._began_s, device, costs)
+        result = recorded.result(RankResult.of_steps([1000 * wall_s], wall_s), device, costs)
         return result.replace(memory_bytes=[memory_in_use(device)])
 
     @property

@@ -1,7 +1,6 @@
 """Values that a script records itself beside its steps, and the result that is made of both."""
 
 import resource
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,19 +31,15 @@ class Recorded:
     failures: list[FailureDetail] = field(default_factory=list)
     capture: Profile | None = None
 
-    def result(self, times_ms: Sequence[float], began_s: float, device: torch.device, costs: Costs) -> RankResult:
-        """Return a result with the times of steps, and with those values that need no step."""
+    def result(self, steps: RankResult, device: torch.device, costs: Costs) -> RankResult:
+        """Return the result of steps with those values that need no step."""
         peak = peak_memory(device)
         outside = {"peak_resident_bytes": 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
         outside |= {"compile_s": seconds} if (seconds := compile_s()) else {}
-        return RankResult(
+        return steps.replace(
             passed=not self.failures,
             failure_count=len(self.failures),
             failures=self.failures,
-            configured_iterations=len(times_ms),
-            total_iterations=len(times_ms),
-            step_times_ms=list(times_ms),
-            elapsed_sec=time.perf_counter() - began_s,
             # There is a peak only where there is device memory.
             metrics=self.metrics if peak is None else {"peak_memory_bytes": peak} | self.metrics,
             environment=environment_facts(device),
@@ -54,16 +49,11 @@ class Recorded:
 
     def timed(self, timer: StepTimer, began_s: float, costs: Costs) -> RankResult:
         """Return the result of the steps of a timer, with all values."""
-        return self.result(timer.step_times_ms(), began_s, timer.device, costs).replace(
+        return self.result(timer.result(time.perf_counter() - began_s), timer.device, costs).replace(
             weight_hashes=self.weight_hashes,
             tensor_hashes=self.tensor_hashes,
             loss=[float(value) for value in self.loss],
             grad_norm=[float(value) for value in self.grad_norm],
-            collective_ms=timer.collective_ms(),
-            memory_bytes=timer.memory_bytes(),
-            resident_bytes=timer.resident_bytes(),
-            cpu_wait=timer.cpu_wait(),
-            gc_ms=timer.gc_ms(),
         )
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from pytest_aorta.common.clock import time
 from pytest_aorta.result.folder import PROGRESS_FILE
+from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.accelerator import (
     Moment,
     elapsed_ms,
@@ -158,6 +159,19 @@ class StepTimer:
                 self._memory_every *= 2
         self._open = None
         return True
+
+    def result(self, elapsed_sec: float) -> RankResult:
+        """Return what is known of all steps, which took ``elapsed_sec``; checks and metrics are the caller's to add.
+
+        Call this before further collectives, which push entries out of NCCL's record of the steps.
+        """
+        return RankResult.of_steps(self.step_times_ms(), elapsed_sec).replace(
+            collective_ms=self.collective_ms(),
+            memory_bytes=self.memory_bytes(),
+            resident_bytes=self.resident_bytes(),
+            cpu_wait=self.cpu_wait(),
+            gc_ms=self.gc_ms(),
+        )
 
     @contextmanager
     def paused(self) -> Iterator[None]:

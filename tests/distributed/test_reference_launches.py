@@ -18,7 +18,7 @@ OWN = """
 import time
 import torch.distributed as dist
 import helper, library, plain
-from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Workload, environment_facts
+from pytest_aorta.worker import RankEnv, StepTimer, Workload, environment_facts
 from .delay import DELAY_S
 
 class Own(Workload):
@@ -31,11 +31,7 @@ class Own(Workload):
             with timer.step():
                 time.sleep(DELAY_S)
         versions = {"helper": helper.VERSION, "library": library.VERSION, "plain": plain.VERSION}
-        return RankResult(
-            passed=True, failure_count=0, configured_iterations=self.config["steps"],
-            total_iterations=self.config["steps"], step_times_ms=timer.step_times_ms(), elapsed_sec=0.1,
-            metrics=versions, environment=environment_facts(self.device),
-        )
+        return timer.result(0.1).replace(metrics=versions, environment=environment_facts(self.device))
 
     def cleanup(self):
         dist.destroy_process_group()

@@ -40,6 +40,12 @@ def test_built_in_workload_records_the_waits_of_every_step(workload):
     assert sum(map(sum, result.collective_ms)) > 0
 
 
+@pytest.mark.parametrize("name", ["fsdp", "ddp_overlap", "copy_compute"])
+def test_built_in_workload_knows_what_else_slows_its_steps(workload, name):
+    # Without it, no time of CPU ranks is judged by default.
+    assert workload.run(name, steps=5, warmup=1).facts.cpu_wait is not None
+
+
 COLLECTING = """
 import gc
 import torch, torch.distributed as dist

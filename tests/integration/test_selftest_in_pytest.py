@@ -3,6 +3,7 @@
 import pytest
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.cli.selftest import SIGNS
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.plants import Plant, Planted
@@ -14,7 +15,7 @@ import json, os, pytest
 from pytest_aorta.plan.plants import Planted
 
 SHOWN = {{
-    "slow rank": {{"slowdown": 100}},
+    "slow rank": {{"slowdown": {slowdown}}},
     "bit of a gradient": {{"weight_hash": "f" * 16}},
     "NaN": {{"raises": 1, "message": "loss of rank 1 is nan"}},
     "hang": {{"raises": 1, "message": "hang in collective"}},
@@ -43,7 +44,7 @@ def table(text):
 
 def test_every_fault_is_found_slips_or_is_not_covered(gpu, monkeypatch, capsys):
     monkeypatch.chdir(gpu.path)
-    gpu.pytester.makeconftest(FAKE_LAUNCHER + TOY_PLANTS.format(slips=["gradient lost"]))
+    gpu.pytester.makeconftest(FAKE_LAUNCHER + TOY_PLANTS.format(slips=["gradient lost"], slowdown=100))
     assert main(["selftest", "test_toy.py"]) == 1
     printed = capsys.readouterr().out
     assert "or name weight_hash or final_loss in a tolerance marker" in printed
@@ -64,6 +65,14 @@ def test_every_fault_is_found_slips_or_is_not_covered(gpu, monkeypatch, capsys):
     assert "recording one for this command alone" in printed
     assert "1 of 11: slow rank: yes\n" in printed
     assert gpu.baseline_files() == []
+
+
+def test_what_hides_a_fault_is_said(gpu, monkeypatch, capsys):
+    monkeypatch.chdir(gpu.path)
+    monkeypatch.setattr("pytest_aorta.cli.selftest.SIGNS", {Plant.SLOW_RANK: SIGNS[Plant.SLOW_RANK]})
+    gpu.pytester.makeconftest(FAKE_LAUNCHER + TOY_PLANTS.format(slips=[], slowdown=[1.1, 0.9, 1.3, 0.8]))
+    assert main(["selftest", "test_toy.py"]) == 1
+    assert "      step_time_p50: further launches could not decide" in capsys.readouterr().out
 
 
 def test_unchanged_code_that_fails_and_runs_without_a_launch_are_errors(gpu, monkeypatch, capsys):

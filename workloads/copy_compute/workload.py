@@ -142,15 +142,13 @@ class CopyComputeWorkload(GroupWorkload):
         times_ms, timer, elapsed_sec = self._measure()
         failures += self._check(1)
         # Of the timer's steps, one in four is a step of the result.
-        result = RankResult(
+        result = RankResult.of_steps(times_ms["overlapped"], elapsed_sec).replace(
             passed=not failures,
             failure_count=len(failures),
-            configured_iterations=settings.steps,
-            total_iterations=settings.steps,
-            step_times_ms=times_ms["overlapped"],
-            elapsed_sec=elapsed_sec,
             failures=failures,
             memory_bytes=timer.memory_bytes(),
+            resident_bytes=timer.resident_bytes(),
+            cpu_wait=timer.cpu_wait(),
             metrics=self._metrics({name: fmean(times) for name, times in times_ms.items()}),
             environment=environment_facts(self._device),
         )

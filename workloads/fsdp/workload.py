@@ -19,7 +19,7 @@ from pytest_aorta.worker import (
 )
 
 from .. import checkpoint
-from ..common.result import GroupWorkload, peak_memory_metrics, timed_result
+from ..common.result import GroupWorkload, peak_memory_metrics
 from .buffers import Buffers
 from .faults import FaultyStep
 from .oracle import CodeTable
@@ -77,7 +77,7 @@ class FsdpWorkload(GroupWorkload):
                 self._hash_weights(first + number + 1)
 
         timer, elapsed_sec = measure(run_step, settings.steps, self._device)
-        result = timed_result(timer, elapsed_sec, settings.steps)
+        result = timer.result(elapsed_sec)
         metrics = fsdp_metrics(settings, sum(result.step_times_ms) / 1e3) | peak_memory_metrics(self._device)
         self._hash_weights(settings.iterations)
         failure_count, failures = self._verification.failures()

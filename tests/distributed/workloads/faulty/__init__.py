@@ -41,17 +41,7 @@ class Faulty(Workload):
                 elif step == 1 and self.config["kind"] in ("suspended", "given_up", "awaited"):
                     self.give_up_soon()
                 dist.all_reduce(tensor)
-        times = timer.step_times_ms()
-        return RankResult(
-            passed=True,
-            failure_count=0,
-            configured_iterations=len(times),
-            total_iterations=len(times),
-            step_times_ms=times,
-            elapsed_sec=0.1,
-            metrics=self.late(),
-            environment=environment_facts(self.device),
-        )
+        return timer.result(0.1).replace(metrics=self.late(), environment=environment_facts(self.device))
 
     def cleanup(self) -> None:
         """Leave the process group, unless the fault is not to leave."""

@@ -39,17 +39,7 @@ class Unwaited(Workload):
             self.capture.end()
             work.wait()
             hashes[str(step)] = hash_parameters([("vector", self.whole())]).hex
-        times = timer.step_times_ms()
-        return RankResult(
-            passed=True,
-            failure_count=0,
-            configured_iterations=len(times),
-            total_iterations=len(times),
-            step_times_ms=times,
-            elapsed_sec=0.1,
-            weight_hashes=hashes,
-            environment=environment_facts(self.device),
-        )
+        return timer.result(0.1).replace(weight_hashes=hashes, environment=environment_facts(self.device))
 
     def step(self, step: int) -> dist.Work:
         """Run one step, and return the work of the reduce-scatter."""
