@@ -31,6 +31,7 @@ _MAX_REASON = 400
 _DECIDED = (Outcome.PASS, Outcome.IMPROVED, Outcome.INCONCLUSIVE)
 _TIMES = ("late_rank_ms", "step_time_p10", "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
 _NUMBERS = ("weight_hash", "final_loss")
+_HIDDEN = "scheduled_overlap_ratio"
 _NO_BACKWARD = "torch.autograd.backward was not called in step 2"
 
 
@@ -63,7 +64,7 @@ SIGNS = {
     Plant.SLOW_RANK: _Signs("the last rank sleeps in each step, 1.5 times the tolerance", _TIMES),
     Plant.IN_LINE: _Signs(
         "compute waits for each collective",
-        ("overlap_ratio", "exposed_comm_ms"),
+        (_HIDDEN, "serialized_collectives", "overlap_ratio", "exposed_comm_ms"),
         without="no collective was called from Python",
     ),
     Plant.BIT: _Signs(
@@ -220,11 +221,13 @@ def _tried(runs: _Runs, plant: Plant, unchanged: Mapping[str, TestRecord]) -> It
         else:
             evidence, launches = _evidence(changed[nodeid], signs), str(len(changed[nodeid].launches))
             cells = (plant, _FOUND if evidence else _MISSED, launches, seconds)
-            yield nodeid, _Finding(cells, evidence or _undecided(changed[nodeid], signs) or signs.remedy)
+            yield nodeid, _Finding(cells, evidence or _remedy(changed[nodeid], signs))
 
 
 def _gap(rows: Sequence[Verdict], signs: _Signs) -> str:
     """Return why a test compares no metric that shows a fault, or nothing."""
+    if any(row.metric == _HIDDEN and row.baseline == 0 for row in rows):
+        return "no compute hides communication of the unchanged step"
     if not signs.metrics or any(row.outcome in _DECIDED for row in rows):
         return ""
     reasons = [row.detail or str(row.not_applicable) for row in rows]
@@ -237,10 +240,13 @@ def _size(row: Verdict, plant: Plant) -> float:
     return value * max(_BEYOND * (row.tolerance.value or 0.0), _LEAST_MEMORY if plant is Plant.MEMORY else 0.0)
 
 
-def _undecided(record: TestRecord, signs: _Signs) -> str:
-    """Return why a metric that would show the fault was not decided, or nothing."""
-    rows = [row for row in record.verdicts if row.metric in signs.metrics and row.outcome is Outcome.INCONCLUSIVE]
-    return next((f"{row.metric}: {row.detail}" for row in rows if row.detail), "")
+def _remedy(record: TestRecord, signs: _Signs) -> str:
+    """Return the advice for a test that has not found the fault, and why a metric that shows it was not decided."""
+    for outcome, advice in ((Outcome.INCONCLUSIVE, ""), (Outcome.NOT_APPLICABLE, f"; {signs.remedy}")):
+        for row in record.verdicts:
+            if row.metric in signs.metrics and row.outcome is outcome and row.detail:
+                return f"{row.metric}: {row.detail}{advice}"
+    return signs.remedy
 
 
 def _evidence(record: TestRecord, signs: _Signs) -> str:

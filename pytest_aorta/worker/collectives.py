@@ -26,6 +26,8 @@ from pytest_aorta.worker.torch_private import c10d
 
 # NCCL's watchdog checks every 100 ms which collectives have ended.
 _RETIRED_WITHIN_S = 2.0
+# A collective that nobody waits for may go on for longer.
+_LEFT_WITHIN_S = 1.0
 _BATCH = "nccl:coalesced"
 
 
@@ -85,6 +87,20 @@ def _known_from_ns(entries: Sequence[dict[str, Any]]) -> int:
 def _name(entry: dict[str, Any]) -> str:
     """Return a name of a collective that is the same on every rank, with the name and description of its group."""
     return f"{' '.join(entry['process_group'])}/{entry['collective_seq_id']}/{entry['profiling_name']}"
+
+
+def leave_collectives() -> None:
+    """Wait until the threads of CPU backends have left every collective that has ended, for a moment at the most.
+
+    Such a thread completes a collective's future before it tells torch's profiler of the end. A profiler that stops in
+    between, as after the backward pass of DDP on a busy machine, is written to when its memory is free.
+    """
+    deadline_s = time.monotonic() + _LEFT_WITHIN_S
+    while time.monotonic() < deadline_s:
+        # Sends and receives have no such thread.
+        if all(entry["retired"] or entry["is_p2p"] for entry in flight_records("fr") or ()):
+            return
+        time.sleep(0.001)
 
 
 def recorded_collectives() -> list[dict[str, Any]]:

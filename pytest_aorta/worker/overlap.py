@@ -57,7 +57,7 @@ from pytest_aorta.worker.collectives import recorded_calls
 from pytest_aorta.worker.costs import costs_of, with_compilations
 from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.own_plan import own_folder, own_plan
-from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of
+from pytest_aorta.worker.profiling import Exported, ScriptProfiler, end_profiler, profiler_of
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.streams import marked_streams
 from pytest_aorta.worker.torch_private import profiler_enabled
@@ -427,7 +427,7 @@ def _profile(
             raise _OwnProfilerError(
                 "the step runs torch.profiler itself, which ends the capture; capture steps without it"
             )
-        profiler.__exit__(None, None, None)
+        end_profiler(profiler)
     before_ms, host_ms = (1e3 * (moment_s - began_s) for moment_s in (first_boundary_s, ended_s))
     return profiler, _Pass(before_ms, host_ms, first_boundary_ns, ended_ns)
 

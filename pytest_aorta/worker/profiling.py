@@ -13,6 +13,7 @@ from torch.autograd.profiler import profile
 
 from pytest_aorta.result.trace.kineto import TraceTooLarge, check_size, parse_trace
 from pytest_aorta.worker.accelerator import on_accelerator
+from pytest_aorta.worker.collectives import leave_collectives
 from pytest_aorta.worker.torch_private import profiler_enabled
 
 
@@ -20,6 +21,12 @@ def profiler_of(device: torch.device, *, host: bool = True, shapes: bool = False
     """Return a profiler of a device's work, of the operators of the host, their shapes, and allocations."""
     kind = device.type if on_accelerator(device) else None
     return profile(use_cpu=host, use_kineto=True, use_device=kind, record_shapes=shapes, profile_memory=memory)
+
+
+def end_profiler(profiler: profile) -> None:
+    """End a profiler that runs."""
+    leave_collectives()
+    profiler.__exit__(None, None, None)
 
 
 class Exported:
@@ -98,7 +105,7 @@ class ScriptProfiler:
         if not profiler_enabled():
             self.give_way()
         elif running is not None:
-            running.__exit__(None, None, None)
+            end_profiler(running)
             return None if self.problem else Exported(running)
         return None
 

@@ -7,6 +7,7 @@ from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.reading import collect_result
+from pytest_aorta.verdict.metrics import METRICS
 from tests.unit.builders import make_plan, nightly
 
 # Trains under FSDP2 or DDP, by its argument, and records every step.
@@ -17,13 +18,16 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from pytest_aorta.worker import record_optimizer_steps
 
-record_optimizer_steps(warmup=0, hash_weights=True)
+record_optimizer_steps(warmup=4, hash_weights=True)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)])
+if sys.argv[1] == "fsdp2":
+    for layer in model:
+        fully_shard(layer)
 wrapped = fully_shard(model) if sys.argv[1] == "fsdp2" else torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-for step in range(6):
+for step in range(10):
     wrapped(torch.full((4, 8), 0.1 + dist.get_rank())).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -62,6 +66,9 @@ def test_each_fault_shows_in_what_the_ranks_leave(run):
     ended, is_planted = run(Plant.IN_LINE)
     assert is_planted, ended
     assert ended.weight_hashes == unchanged.weight_hashes
+    hidden = [METRICS["scheduled_overlap_ratio"].measure(result.facts) for result in (ended, unchanged)]
+    # The one bucket of DDP has nothing to hide under.
+    assert hidden[0] < hidden[1] or hidden == [0, 0]
     slow, is_planted = run(Plant.SLOW_RANK, size=300.0)
     assert is_planted
     assert min(slow.step_times_ms) > 300
