@@ -180,7 +180,11 @@ class Row:
     def _other_hash(self, launch: LaunchFacts, other: LaunchFacts, further: str) -> Verdict | None:
         """Return the regression of the first hash that differs in a step which both sides have, or None."""
         here, there = self.metric.by_step(launch), self.metric.by_step(other)
-        if not (different := _different_steps(here, there)):
+        different = _different_steps(here, there)
+        if launch.num_steps != other.num_steps:
+            # The hash of a last step has what followed it, which that of a longer run has not.
+            different = [step for step in different if step < min(max(here), max(there))]
+        if not different:
             return None
         where = first_other(self.metric, launch, other) or f"after step {different[0]}"
         return self._other_bits(here[different[0]], there[different[0]], launch, other, where, further)
