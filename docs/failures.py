@@ -117,7 +117,7 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("rank {rank} arrives late", "more work before this collective", "this rank"),
             Meaning("steps get", "a leak, or a growing list", "what the loop keeps"),
             Meaning("memory grows", "tensors that stay alive", "losses kept without `detach()`"),
-            Meaning("{what} per step:", "other operators or kernels", "those that are new, gone or slower"),
+            Meaning("{what} per step, mean over ranks:", "other operators or kernels", "new, gone, slower"),
             Meaning("{kind} exposed", "less to hide a collective", "[overlap](overlap.md)"),
             Meaning("transfer {now_ms:", "more bytes, or a slower network", "dtype of communication, topology"),
             Meaning("split of {total:", "the largest part", "[parts](overlap.md#what-got-slower)"),

@@ -271,11 +271,10 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
 
         The hash of a last step has what followed it, such as an evaluation, which that of a longer run has not.
         """
-        if self.num_steps == other.num_steps:
-            return self
-        end = min(self.num_steps, other.num_steps)
+        ends = {self.num_steps} ^ {other.num_steps}
         weights, buffers = (
-            {step: hashes for step, hashes in side.weights.items() if int(step) < end} for side in (self, self.buffers)
+            {step: hashes for step, hashes in side.weights.items() if int(step) not in ends}
+            for side in (self, self.buffers)
         )
         return self.replace(weights=weights, buffers=self.buffers.replace(weights=buffers))
 
@@ -520,9 +519,7 @@ def other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], s
     of_ranks = [side.get(step, []) for side in (here, there)]
     pairs = enumerate(zip(*of_ranks, strict=False))
     ranks = [rank for rank, (one, two) in pairs if one != two and _NO_HASH not in (one, two)]
-    if len(ranks) == len(of_ranks[0]) > 1:
-        return "all ranks"
-    return ranks_text(ranks) if ranks else ""
+    return ranks_text(ranks, len(of_ranks[0])) if ranks else ""
 
 
 def hashes_by_name(here: HashedParts, there: HashedParts, step: str) -> tuple[dict[str, str], dict[str, str]]:

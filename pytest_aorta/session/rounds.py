@@ -251,27 +251,26 @@ def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
     parts = [f"{comparison.workload} on {comparison.platform}"]
     if launches := comparison.facts(Side.CANDIDATE):
         parts.append(counted(launches[-1].num_steps, "step"))
-    if rows and rows[0].launches > 1:
-        parts.append(f"{rows[0].launches} launches")
-    if rows and rows[0].low is not None and rows[0].high is not None:
-        scale = rows[0].definition.scale
-        parts.append(f"95% {format_change(rows[0].low, scale)} to {format_change(rows[0].high, scale)}")
+    for row in rows[:1]:
+        if row.launches > 1:
+            parts.append(f"{row.launches} launches")
+        if row.low is not None and row.high is not None:
+            scale = row.definition.scale
+            parts.append(f"95% {format_change(row.low, scale)} to {format_change(row.high, scale)}")
     return ", ".join(parts)
 
 
 def _causes(rows: Sequence[Verdict], edited: Sequence[str], *, is_any: bool) -> Iterator[tuple[str, str]]:
     """Yield the explanations that other lines do not contain, each part once; of several, with their metrics."""
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, str] = {}
     for row in rows:
         if row.detail not in ("", *edited) and not (is_any and (not row.is_compared or row.detail in row.headline)):
             for part in dict.fromkeys(row.detail.split("; ")):
-                parts.setdefault(part, []).append(row.metric)
+                parts[part] = f"{parts[part]}, {row.metric}" if part in parts else row.metric
     # What explains the same metrics is one line.
-    found: dict[str, list[str]] = {}
-    for part, metrics in parts.items():
-        found.setdefault("" if len(rows) == 1 else f"{', '.join(metrics)}: ", []).append(part)
-    for of, said in found.items():
-        yield "cause", of + "; ".join(said)
+    for metrics in dict.fromkeys(parts.values()):
+        text = "; ".join(part for part, of in parts.items() if of == metrics)
+        yield "cause", text if len(rows) == 1 else f"{metrics}: {text}"
 
 
 def _changed(comparison: Comparison) -> Iterator[tuple[str, str]]:

@@ -90,10 +90,10 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     # Those that are never given a value vary.
     if any(first_other_weights(one.series, there.series, BUFFERS) for one in others):
         pairs = [(one.replace(buffers=HashedParts()), other) for one, other in pairs]
-    # Launches of the same code may have other random numbers, as without a seed.
-    seeded = pairs if _do_repeat(others, _random_of) else []
     settings = partial(_settings, do_losses_repeat=_do_repeat(others, lambda series: series.loss))
-    random = _of_series(seeded, _random)
+    # Launches of the same code may have other random numbers, as without a seed.
+    is_seeded = _do_repeat(others, lambda one: [[own for own in rank if own.name == RANDOM] for rank in one.settings])
+    random = _of_series(pairs, _random) if is_seeded else []
     found = (
         [*names, *_of_series(pairs, _classes, _names, settings)]
         or _of_series(pairs, _samples)
@@ -101,7 +101,7 @@ def edits(launches: Launches, others: Launches) -> list[str]:
         or ((costs := [*_costs(launches, others)]) and [*random, *costs])
         or [
             *(random or _of_series(pairs, _initial)),
-            *_numbers(pairs),
+            *([*_numbers(pairs)] or _of_series(pairs, _buffers)),
             *_of_series(pairs, _zeroed, _length),
         ]
     )
@@ -177,8 +177,7 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
         (change, of), *others = alike
         who = {*chain(*of.values())}
         what = name_of(change.name) + _of([*of], every)
-        text = f"{what} changed: {change.before} -> {change.after}"
-        text = _SENTENCES.get((change.name, change.after), text)
+        text = _SENTENCES.get((change.name, change.after), f"{what} changed: {change.before} -> {change.after}")
         is_exact = change.step == 1 or change.name not in _LOOKED_AT
         text += _on(who, max(len(here.settings), len(there.settings)))
         rest = [where for _, one in others for where in (one if any(one) else one[""])]
@@ -300,10 +299,14 @@ def _costs(launches: Launches, others: Launches) -> _Found:
 
 
 def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on weights before the first step, and on buffers, which its forward pass may have changed."""
+    """Yield a sentence on weights before the first step."""
     if who := other_ranks(here.weights, there.weights, "0"):
         of = _of_names(here, there, "0")
         yield 0, f"the initial weights{of} differ on {who}; look at the initialization, and at what is loaded"
+
+
+def _buffers(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on buffers before the first update, which a forward pass may have changed."""
     if who := _other_buffers(here, there, "0"):
         of = _of_names(here.buffers, there.buffers, "0", may_be_all=True)
         yield 0, f"buffers{of} differ on {who} before the first update; look at the data, and at what updates them"
@@ -324,7 +327,8 @@ def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
         for step in sorted(map(int, steps - {"0"})):
             if text := _number(here, there, str(step)):
                 before = [side.weights.get(str(step - 1)) for side in (here, there)]
-                is_first = before[0] and before[0] == before[1] and not _other_buffers(here, there, str(step - 1))
+                has_buffers = step > 1 and _other_buffers(here, there, str(step - 1))
+                is_first = before[0] and before[0] == before[1] and not has_buffers
                 found.append((here.turn(step), step, text if is_first else ""))
                 break
     # A step of another optimizer that differs first explains the others.
@@ -364,8 +368,8 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
     if new:
         return f"the update of step {step} now changes {new} on {who}; look at what is frozen"
     is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
-    equal = f"{weights}, and gradients before they are reduced" if is_reduction else weights
-    backward = "" if is_reduction else "backward, "
+    equal = weights + ", and gradients before they are reduced" * is_reduction
+    backward = "backward, " * (not is_reduction)
     places = f"{backward}how gradients are reduced and clipped, and the optimizer"
     return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
 
@@ -386,10 +390,6 @@ def _is_scale(factor: float, pairs: Collection[object]) -> bool:
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:
     if here.steps != there.steps:
         yield min(here.num_steps, there.num_steps) + 1, f"{here.steps} were made, and {there.steps} before"
-
-
-def _random_of(series: SeriesFacts) -> list[list[Setting]]:
-    return [[one for one in rank if one.name == RANDOM] for rank in series.settings]
 
 
 def _random(here: SeriesFacts, there: SeriesFacts) -> _Found:

@@ -228,6 +228,11 @@ CASES = {
     "buffers that the first forward pass may have changed": (
         facts(buffers=buffers({"0": "22", "1": "13"}), loss=[2.0, 0.5]),
         facts(buffers=buffers({"0": "11", "1": "12"})),
+        ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
+    ),
+    "buffers of the first step alone": (
+        facts(buffers=buffers({"0": "22", "1": "11"})),
+        facts(buffers=buffers({"0": "11", "1": "11"})),
         ["buffers of p0, p1 differ on all ranks before the first update; look at the data, and at what updates them"],
     ),
     "buffers with equal weights": (
