@@ -84,7 +84,7 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("{name} computes", "a forward pass more or less, other shapes", "evaluation, checkpointing"),
             Meaning("each operator computes", "more samples, or longer ones", "batch, padding"),
             Meaning(
-                "the initial {kind}", "initialization, or another checkpoint", "the constructor, `load_state_dict`"
+                "the initial weights", "initialization, or another checkpoint", "the constructor, `load_state_dict`"
             ),
             Meaning("the loss of step {step} differs", "the model, its loss, or augmentation", "the forward pass"),
             Meaning(
@@ -92,8 +92,15 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
                 "a sum in place of a mean, no division",
                 "reduction, accumulation, `unscale_`",
             ),
-            Meaning("the update of step", "gradients or optimizer", "communication hooks, the optimizer's code"),
-            Meaning("buffers{of} differ", "decay or interval of an average", "what updates copies, or BatchNorm"),
+            # Parameters that it no longer changes, or now changes.
+            Meaning("the update of step {step} no", "parameters frozen or unfrozen", "`requires_grad`"),
+            Meaning(
+                "the update of step {step} differs",
+                "gradients or optimizer",
+                "communication hooks, the optimizer's code",
+            ),
+            Meaning("buffers{of} differ on {who} before", "data, BatchNorm", "the first forward pass"),
+            Meaning("buffers{of} differ on {who} after", "decay or interval of an average", "what updates copies"),
             Meaning("{here.steps} were made", "epochs, steps, or the length of the data", "the end of the loop"),
             Meaning("{RANDOM}: torch's", "the seed, or one more draw", "`manual_seed`; what draws numbers before"),
         ),
@@ -110,7 +117,7 @@ MEANINGS: dict[str, tuple[str, tuple[Meaning, ...]]] = {
             Meaning("rank {rank} arrives late", "more work before this collective", "this rank"),
             Meaning("steps get", "a leak, or a growing list", "what the loop keeps"),
             Meaning("memory grows", "tensors that stay alive", "losses kept without `detach()`"),
-            Meaning("{what} per step:", "other operators or kernels", "those that are new, gone or slower"),
+            Meaning("{what} per step, mean over ranks:", "other operators or kernels", "new, gone, slower"),
             Meaning("{kind} exposed", "less to hide a collective", "[overlap](overlap.md)"),
             Meaning("transfer {now_ms:", "more bytes, or a slower network", "dtype of communication, topology"),
             Meaning("split of {total:", "the largest part", "[parts](overlap.md#what-got-slower)"),

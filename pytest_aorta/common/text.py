@@ -28,9 +28,11 @@ def aligned(rows: Sequence[Sequence[str]], reasons: Sequence[str]) -> list[str]:
     return [f"{line}: {reason}" if reason else line for line, reason in zip(table(rows), reasons, strict=True)]
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return the numbers of ranks as text, with three or more consecutive numbers as a range."""
+def ranks_text(ranks: Iterable[int], count: int = 0) -> str:
+    """Return the numbers of ranks as text, three or more in a row as a range; "all ranks" if they are ``count``."""
     numbers = sorted({*ranks})
+    if len(numbers) == count > 1:
+        return "all ranks"
     # Within a run of consecutive numbers, a number and its index are equally far apart.
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0])]
     parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]

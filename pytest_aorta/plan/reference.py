@@ -73,9 +73,7 @@ class Worktree:
         return self.tree / path.resolve().relative_to(self.checkout)
 
 
-def open_worktree(
-    rootdir: Path, commit: str, say: Callable[[str], None], setup: Sequence[Sequence[str]] = ()
-) -> Worktree:
+def open_worktree(rootdir: Path, commit: str, say: Callable[[str], None], setup: Sequence[Sequence[str]]) -> Worktree:
     """Return the worktree of a commit, given by its full hash; check it out and prepare it unless an earlier call has.
 
     Args:

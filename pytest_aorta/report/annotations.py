@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,11 @@ _MAX_MESSAGE = 500
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+\.py)", line (?P<line>\d+)|(?P<path>[\w./-]+\.py):(?P<number>\d+)\b')
 
 
-def annotations(records: Sequence[TestRecord], rootdir: Path, environ: Mapping[str, str] = os.environ) -> list[str]:
+def annotations(records: Sequence[TestRecord], rootdir: Path) -> list[str]:
     """Return the lines that a step of GitHub Actions writes on its failures; none elsewhere."""
-    if environ.get("GITHUB_ACTIONS") != "true":
+    if os.environ.get("GITHUB_ACTIONS") != "true":
         return []
-    found = _annotations(records, rootdir, Path(environ.get("GITHUB_WORKSPACE", rootdir)).resolve())
+    found = _annotations(records, rootdir, Path(os.environ.get("GITHUB_WORKSPACE", rootdir)).resolve())
     return [
         f"::error file={_escaped(one.path, ':,')},line={one.line},title={_escaped(one.test, ':,')}"
         f"::{_escaped(one.message)}"
@@ -29,11 +29,9 @@ def annotations(records: Sequence[TestRecord], rootdir: Path, environ: Mapping[s
     ]
 
 
-def code_quality(
-    records: Sequence[TestRecord], rootdir: Path, environ: Mapping[str, str] = os.environ
-) -> list[dict[str, object]] | None:
+def code_quality(records: Sequence[TestRecord], rootdir: Path) -> list[dict[str, object]] | None:
     """Return the report of code quality that a job of GitLab shows in the diff of a merge request; None elsewhere."""
-    if environ.get("GITLAB_CI") != "true":
+    if os.environ.get("GITLAB_CI") != "true":
         return None
     return [
         {
@@ -44,7 +42,7 @@ def code_quality(
             "severity": "critical",
             "location": {"path": one.path, "lines": {"begin": one.line}},
         }
-        for one in _annotations(records, rootdir, Path(environ.get("CI_PROJECT_DIR", rootdir)).resolve())
+        for one in _annotations(records, rootdir, Path(os.environ.get("CI_PROJECT_DIR", rootdir)).resolve())
     ]
 
 

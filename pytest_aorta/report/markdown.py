@@ -270,7 +270,7 @@ def _shown_provenance(values: Mapping[str, str]) -> str:
     return _folded(f"Measured: {title}", "".join(_item(_Finding(*pair)) for pair in values.items()))
 
 
-def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int = 0) -> list[str]:
+def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int) -> list[str]:
     """Return the first parts that fit, and the number of parts that do not fit."""
     kept, left, dropped = [], max_bytes - 100, max(num_more, 0)
     for part in parts:

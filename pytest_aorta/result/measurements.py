@@ -5,7 +5,7 @@ Results contain raw facts only; ``facts.py`` condenses them into statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from statistics import median, quantiles
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
@@ -293,7 +293,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
     grad_norm = _OfRanks(lambda ranks: ranks[0].grad_norm)
     tensor_hashes = _OfRanks(lambda ranks: ranks[0].tensor_hashes)
     rank_step_times_ms = _OfRanks(lambda ranks: [rank.step_times_ms for rank in ranks])
-    rank_metrics = _OfRanks(lambda ranks: _by_name([rank.metrics for rank in ranks]))
+    rank_metrics = _OfRanks(lambda ranks: {name: [rank.metrics[name] for rank in ranks] for name in ranks[0].metrics})
     memory_bytes = _OfRanks(lambda ranks: [rank.memory_bytes for rank in ranks])
     overlap = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.steps for rank in ranks]))
     overlap_as_run = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.as_run for rank in ranks]))
@@ -342,10 +342,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True):
 
 def _unless_all_empty(values: list[T]) -> list[T]:
     return values if any(values) else []
-
-
-def _by_name(ranks: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
-    return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
 
 def _first_failures(ranks: Sequence[RankResult]) -> list[FailureDetail]:

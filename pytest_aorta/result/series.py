@@ -266,6 +266,18 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
             return step
         return self.turns[step - 1] if step else self.turns[0] - 1
 
+    def beside(self, other: SeriesFacts) -> SeriesFacts:
+        """Return these facts with hashes that the ``other`` side took at the same time.
+
+        The hash of a last step has what followed it, such as an evaluation, which that of a longer run has not.
+        """
+        ends = {self.num_steps} ^ {other.num_steps}
+        weights, buffers = (
+            {step: hashes for step, hashes in side.weights.items() if int(step) not in ends}
+            for side in (self, self.buffers)
+        )
+        return self.replace(weights=weights, buffers=self.buffers.replace(weights=buffers))
+
     def __str__(self) -> str:
         """Return the name with the number of steps and of collectives."""
         calls = self.collectives and f"{self.collectives:.3g} collective{'s' * (self.collectives != 1)} a step"
@@ -484,16 +496,17 @@ def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFac
     """Return the optimizer, step, ranks and names for which weights, or buffers, differ first; or empty."""
     found = []
     for one, two in zip(launch, other, strict=False):
-        here, there = (one, two) if kind == PARAMETERS else (one.buffers, two.buffers)
+        own = one.beside(two)
+        here, there = (own, two) if kind == PARAMETERS else (own.buffers, two.buffers)
         steps = sorted(int(step) for step in here.weights.keys() & there.weights.keys())
         for before, step in zip([None, *steps], steps, strict=False):
             if who := other_ranks(here.weights, there.weights, str(step)):
-                equal = "" if before is None else f", and are equal {_when(before)}"
+                equal = "" if before is None else f", and are equal {_when(before, kind)}"
                 named = other_tensors(here, there, str(step))
                 is_next = before == step - 1 and kind == PARAMETERS
-                own = other_ranks(one.gradients, two.gradients, str(step)) if is_next else ""
-                reduced = f"; before they are reduced, gradients of step {step} differ on {own}" if own else ""
-                text = f"the {kind} of {one.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
+                added = other_ranks(one.gradients, two.gradients, str(step)) if is_next else ""
+                reduced = f"; before they are reduced, gradients of step {step} differ on {added}" if added else ""
+                text = f"the {kind} of {one.name} first differ {_when(step, kind)} on {who}{equal}{named}{reduced}"
                 # What differs before an optimizer's first step was changed by a step of another one, if there was any.
                 found.append((one.turn(step), not step, text))
                 break
@@ -506,9 +519,7 @@ def other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], s
     of_ranks = [side.get(step, []) for side in (here, there)]
     pairs = enumerate(zip(*of_ranks, strict=False))
     ranks = [rank for rank, (one, two) in pairs if one != two and _NO_HASH not in (one, two)]
-    if len(ranks) == len(of_ranks[0]) > 1:
-        return "all ranks"
-    return ranks_text(ranks) if ranks else ""
+    return ranks_text(ranks, len(of_ranks[0])) if ranks else ""
 
 
 def hashes_by_name(here: HashedParts, there: HashedParts, step: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -539,8 +550,9 @@ def came_or_went(here: Collection[str], there: Collection[str]) -> list[str]:
     return [*(f"{name} is new" for name in new), *(f"{name} is gone" for name in gone)]
 
 
-def _when(step: int | str) -> str:
-    return f"after step {step}" if int(step) else "before the first step"
+def _when(step: int, kind: str = PARAMETERS) -> str:
+    # A forward pass has changed buffers by then.
+    return f"after step {step}" if step else f"before the first {'update' if kind == BUFFERS else 'step'}"
 
 
 def _split(text: str) -> list[str]:

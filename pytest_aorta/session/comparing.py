@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_aorta.common.errors import ComparisonFailed, NothingCompared, SpecError
-from pytest_aorta.plan.options import FailOn, Options
+from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
@@ -23,7 +23,6 @@ from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import compare_lengths, compare_steps, num_steps
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.environment import identity
-from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import DIFFERS, Note, NoteKind, ReferenceKind, Verdict, Verdicts
 
@@ -59,17 +58,17 @@ class RunningComparison:
 
     def __init__(self, launcher: Launcher, case: str, candidate: WorkloadResult, *others: WorkloadResult) -> None:
         self.launcher = launcher
-        self.options: Options = launcher.session.options
-        self.marked: Mapping[str, Tolerance] = launcher.spec.marked
-        self.results: dict[Side, WorkloadResult] = dict(zip(Side, (candidate, *others), strict=False))
+        self.options = launcher.session.options
+        self.marked = launcher.spec.marked
+        self.results = dict(zip(Side, (candidate, *others), strict=False))
         kind, platform = ReferenceKind.AB if others else ReferenceKind.BASELINE, candidate.platform
         baseline = "" if others else str(baseline_path(self.options.baselines, platform, case))
         launches = tuple(self._compared(side, result) for side, result in self.results.items())
-        self.comparison: Comparison = Comparison(case, kind, platform, candidate.workload, launches, baseline=baseline)
-        self.steps: int = 0
+        self.comparison = Comparison(case, kind, platform, candidate.workload, launches, baseline=baseline)
+        self.steps = 0
         self.stops: list[int] = []
-        self.locates: bool = not self.options.no_locate
-        self.version: str = "" if others else self.options.ab or ""
+        self.locates = not self.options.no_locate
+        self.version = "" if others else self.options.ab or ""
 
     @cached_property
     def old(self) -> Baseline | None:

@@ -213,20 +213,10 @@ class TestRecord(Model, frozen=True):
         return self.has_failed and not self.launches and (self.can_launch or self.lacked_devices is not None)
 
     @property
-    def failed_without_verdict(self) -> bool:
-        """Return True if the test launched something and failed before a comparison ended, e.g. by a rank's error."""
-        return self.has_failed and bool(self.launches) and not self.verdicts
-
-    @property
     def compared_nothing(self) -> bool:
         """Return True if the test measured something and did not fail, without a comparison or a new baseline."""
         has_compared = any(comparison.rows or comparison.new for comparison in self.comparisons)
         return not self.has_failed and any(launch.measures for launch in self.launches) and not has_compared
-
-    @property
-    def is_skipped(self) -> bool:
-        """Return True if the test was skipped because it lacked devices."""
-        return self.lacked_devices is not None and not self.has_failed
 
     @property
     def is_reported(self) -> bool:
@@ -384,9 +374,9 @@ def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[
     counts = (
         (sum(comparison.new is not None for comparison in comparisons), "baseline", "measured"),
         (sum(record.compared_nothing for record in final), "test", "without a comparison"),
-        (sum(record.failed_without_verdict for record in final), "test", "failed without a verdict"),
+        (sum(one.has_failed and not one.verdicts for one in final if one.launches), "test", "failed without a verdict"),
         (sum(record.failed_before_launch for record in final), "test", "failed before a launch"),
-        (sum(record.is_skipped for record in final), "test", "skipped for lack of devices"),
+        (sum(not one.has_failed for one in final if one.lacked_devices), "test", "skipped for lack of devices"),
         (len(records) - len(final), "attempt", "retried"),
     )
     found = [f"{counted(count, noun)} {rest}" for count, noun, rest in counts if count]

@@ -57,7 +57,7 @@ def _launched(recording: BaselineRecording, first: Baseline) -> Generator[Side, 
     launches, baseline, forced = [*first.center_launches], first, recording.options.record.reason
     while recording.needs_another(baseline):
         launches.append((yield Side.CANDIDATE))
-        baseline = first.of_launches(launches)
+        baseline = first.replace(launches=tuple(map(StoredLaunch, launches)))
     noisy = recording.left_out(launches)
     if forced is None:
         return baseline.replace(left_out=noisy)

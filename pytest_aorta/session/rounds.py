@@ -225,7 +225,8 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
         lines[0] += f", suspect rank {comparison.suspect}"
     if unrecorded:
         lines.append(f"Missing: {unrecorded[0].detail}")
-    facts = [("measured", _measured(comparison, rows)), *_causes(others, is_any=bool(failing))]
+    edited = [note.text for note in comparison.notes if note.kind is NoteKind.EDIT]
+    facts = [("measured", _measured(comparison, rows)), *_causes(others, edited, is_any=bool(failing))]
     notes = [note for note in comparison.notes if note.kind is not NoteKind.EDIT]
     facts[1:1] = [(note.kind, note.text) for note in notes if note.kind is NoteKind.MOVED]
     facts += [*_changed(comparison), *((note.kind, note.text) for note in notes if note.kind is not NoteKind.MOVED)]
@@ -237,8 +238,6 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
         facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
     if again is not None:
         facts += _commands(comparison, rows, again)
-    edited = tuple(note.text for note in comparison.notes if note.kind is NoteKind.EDIT)
-    facts = [(label, text) for label, text in facts if not text.endswith(edited)]
     return "\n".join([*edited, *lines, *(f"  {label:<8}  {text}" for label, text in facts)])
 
 
@@ -252,22 +251,26 @@ def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
     parts = [f"{comparison.workload} on {comparison.platform}"]
     if launches := comparison.facts(Side.CANDIDATE):
         parts.append(counted(launches[-1].num_steps, "step"))
-    if rows and rows[0].launches > 1:
-        parts.append(f"{rows[0].launches} launches")
-    if rows and rows[0].low is not None and rows[0].high is not None:
-        scale = rows[0].definition.scale
-        parts.append(f"95% {format_change(rows[0].low, scale)} to {format_change(rows[0].high, scale)}")
+    for row in rows[:1]:
+        if row.launches > 1:
+            parts.append(f"{row.launches} launches")
+        if row.low is not None and row.high is not None:
+            scale = row.definition.scale
+            parts.append(f"95% {format_change(row.low, scale)} to {format_change(row.high, scale)}")
     return ", ".join(parts)
 
 
-def _causes(rows: Sequence[Verdict], *, is_any: bool) -> Iterator[tuple[str, str]]:
-    """Yield the explanations that the verdicts' own lines do not contain, once each; of several, with their metrics."""
-    found: dict[str, list[str]] = {}
+def _causes(rows: Sequence[Verdict], edited: Sequence[str], *, is_any: bool) -> Iterator[tuple[str, str]]:
+    """Yield the explanations that other lines do not contain, each part once; of several, with their metrics."""
+    parts: dict[str, str] = {}
     for row in rows:
-        if row.detail and not (is_any and (not row.is_compared or row.detail in row.headline)):
-            found.setdefault(row.detail, []).append(row.metric)
-    for detail, metrics in found.items():
-        yield "cause", detail if len(rows) == 1 else f"{', '.join(metrics)}: {detail}"
+        if row.detail not in ("", *edited) and not (is_any and (not row.is_compared or row.detail in row.headline)):
+            for part in dict.fromkeys(row.detail.split("; ")):
+                parts[part] = f"{parts[part]}, {row.metric}" if part in parts else row.metric
+    # What explains the same metrics is one line.
+    for metrics in dict.fromkeys(parts.values()):
+        text = "; ".join(part for part, of in parts.items() if of == metrics)
+        yield "cause", text if len(rows) == 1 else f"{metrics}: {text}"
 
 
 def _changed(comparison: Comparison) -> Iterator[tuple[str, str]]:

@@ -314,8 +314,10 @@ def _aim_of(ends: Verdicts, sides: Sequence[LaunchFacts]) -> Verdict | None:
 
 def _clearness(row: Verdict) -> float:
     """Return a change in widths of its interval; infinite if the metric has no noise."""
-    if _is_exact(row) or row.delta is None or row.low is None or row.high is None:
-        return float("inf") if _is_exact(row) else 0.0
+    if _is_exact(row):
+        return float("inf")
+    if row.delta is None or row.low is None or row.high is None:
+        return 0.0
     return abs(row.delta) / max(row.high - row.low, 1e-12)
 
 

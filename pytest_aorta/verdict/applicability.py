@@ -141,8 +141,7 @@ def not_applicable(
     if tolerance.origin is Origin.UNDECLARED:
         return Reason.UNDECLARED, f"e.g. tolerance({metric.name}='+5%') if lower is better"
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
-        detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
-        return Reason.LAUNCHER, detail
+        return Reason.LAUNCHER, f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
     # The difference between ranks, unlike a time, hardly depends on the machine.
     if metric.kind is MetricKind.TIMING and facts.device == "cpu" and metric.name != LATE_RANK:
         here, there = facts.provenance, recorded.provenance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -72,10 +72,6 @@ class Baseline(Model, frozen=True):
     left_out: dict[Text, Text] = {}
     measured: dict[Text, Positive] = {}
     schema_version: Literal[6] = 6
-
-    def of_launches(self, launches: Iterable[LaunchFacts]) -> Baseline:
-        """Return the baseline with these launches alone, which all count for its center."""
-        return self.replace(launches=tuple(map(StoredLaunch, launches)))
 
     def path(self, folder: Path) -> Path:
         """Return the file of the baseline in a folder of baselines."""

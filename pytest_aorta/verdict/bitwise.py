@@ -253,7 +253,10 @@ def locate_first(
     lines = [f"first difference: step {step}, {difference.metric}"]
     can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
     can_capture = HASH_OPERATORS_STEP in config_keys
-    is_hashed = all(_has_hashes(result, step) for result in (candidate, reference))
+    is_hashed = all(
+        {kind for kind, hashes in result.tensor_hashes.items() if str(step) in hashes.steps} == {*TENSOR_KINDS}
+        for result in (candidate, reference)
+    )
     if again is None or not (can_hash or can_capture) or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
         if not found and again is not None:
@@ -294,11 +297,6 @@ def _now(repeated: Difference | None, step: int, *, is_captured: bool) -> str:
         f"differ first in step {repeated.step}, not in the captured step {step}: the likely cause is a race, which the "
         f"capture hides, {why}"
     )
-
-
-def _has_hashes(result: WorkloadResult, step: int) -> bool:
-    """Return True if all kinds of tensors were hashed in the step."""
-    return {kind for kind, hashes in result.tensor_hashes.items() if str(step) in hashes.steps} == set(TENSOR_KINDS)
 
 
 def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, folder_of: FolderOf) -> list[str]:

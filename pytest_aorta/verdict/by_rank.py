@@ -101,15 +101,15 @@ class Costs:
             for rank in sorted(here.keys() & there.keys())
         ]
 
-    def first(self) -> _CostChange | None:
-        """Return the change of the first rank of the last launch that differs; None if none does."""
-        return next((change for change in self.changes(self.launches[-1]) if change.parts), None)
+    def first(self, rank: int | None = None) -> _CostChange | None:
+        """Return the change of a rank, or of the first that differs, in the last launch; None if there is none."""
+        changes = self.changes(self.launches[-1])
+        return next((change for change in changes if change.parts and rank in (None, change.rank)), None)
 
     def text_of(self, rank: int) -> str:
         """Return the parts that came or went on a rank in the last launch; empty if none did."""
-        changes = self.changes(self.launches[-1])
-        worst = next((change for change in changes if change.rank == rank and change.parts), None)
-        return self.text(worst, changes) if worst else ""
+        worst = self.first(rank)
+        return self.text(worst, self.changes(self.launches[-1])) if worst else ""
 
     def text(self, worst: _CostChange, changes: Sequence[_CostChange]) -> str:
         """Return what came and what went on the worst rank, and the ranks on which it did unless on all of them."""
@@ -118,9 +118,9 @@ class Costs:
         texts = [
             self._part(worst, name) + (f" ({place})" if (place := self.place(worst, name)) else "") for name in named
         ]
-        same = sorted({change.rank for change in changes if change.parts == parts})
-        ranks = sorted({change.rank for change in changes})
-        if others := sorted({change.rank for change in changes if change.parts} - {*same}):
+        same = {change.rank for change in changes if change.parts == parts}
+        ranks = {change.rank for change in changes}
+        if others := {change.rank for change in changes if change.parts} - same:
             where = f" on {ranks_text(same)}; {ranks_text(others)} changed otherwise"
         elif same != ranks:
             where = f" on {ranks_text(same)} only"
@@ -358,15 +358,10 @@ def _first_other(here: _Curves, there: _Curves, row: Row) -> tuple[str, float, f
     if not different:
         return None
     first = _first(different, row)
-    ranks = sorted(point.rank for point in different if (point.series, point.step) == (first.series, first.step))
+    ranks = [point.rank for point in different if (point.series, point.step) == (first.series, first.step)]
     value, recorded = next(points[first] for points in here if points[first] != there[-1][first]), there[-1][first]
-    where = f"step {first.step} of {first.name} on {_ranks(ranks, there[-1])}"
+    where = f"step {first.step} of {first.name} on {ranks_text(ranks, len({point.rank for point in there[-1]}))}"
     return f"differs first in {where}: {value!r}, recorded {recorded!r}", value, recorded
-
-
-def _ranks(ranks: Sequence[int], points: Mapping[_Point, float]) -> str:
-    count = len({point.rank for point in points})
-    return "all ranks" if len(ranks) == count > 1 else ranks_text(ranks)
 
 
 def _judge_steps(row: Row, here: _Curves, there: _Curves, baseline: Value) -> Verdict:

@@ -39,7 +39,7 @@ _COMPUTE_OF_LAG = 0.5
 # The least part of the straggler's lag that is named as garbage collection.
 _GC_OF_LAG = 0.1
 # The least growth from a launch's first step to its last that is reported.
-STEP_GROWTH = ByDevice(0.03, cpu=0.5)
+_STEP_GROWTH = ByDevice(0.03, cpu=0.5)
 # Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
 MEMORY_GROWTH = 0.03
 # The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
@@ -148,13 +148,13 @@ def notes_on(
     failed = {row.definition.kind for row in rows if row.outcome is Outcome.REGRESSION}
     # In every launch on a busy machine, one rank waits for another.
     slow = straggler(launches, others) if MetricKind.TIMING in failed else None
-    has_suspect = slow is not None and slow.idle_ms is None
-    found = [Note(slow.note(side), NoteKind.EDIT if has_suspect else NoteKind.CAUSE)] if slow else []
+    suspect = slow.rank if slow and slow.idle_ms is None else None
+    found = [Note(slow.note(side), NoteKind.CAUSE if suspect is None else NoteKind.EDIT)] if slow else []
     found += map(Note, (*_split_note(rows, launches, others), *notes(launches, others, side)))
     found += [Note(text, NoteKind.NOTE) for text in _uncompared(launches, others, side)]
-    described = dict.fromkeys((one.optimizers, one.apart) for one in (launch.description for launch in launches))
+    described = dict.fromkeys((launch.description.optimizers, launch.description.apart) for launch in launches)
     found += [Note(text, NoteKind.WARNING if apart else NoteKind.NOTE) for text, apart in described if text]
-    return tuple(found), slow.rank if slow and has_suspect else None
+    return tuple(found), suspect
 
 
 def _uncompared(launches: Launches, others: Launches, side: str) -> Iterator[str]:
@@ -178,9 +178,7 @@ def _uncompared(launches: Launches, others: Launches, side: str) -> Iterator[str
 def notes(launches: Launches, reference: Launches, side: str) -> Iterator[str]:
     """Yield a line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
     described = [launch.description for launch in launches]
-    steps = median(one.step_time_growth for one in described)
-    if abs(steps) > STEP_GROWTH[launches[0].device]:
-        yield f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}"
+    yield from step_growth(launches)
     yield from launch_notes([one.late_steps for one in described])
     # A setting that setup() chose differently changes times and memory.
     for launch, other in product(launches, reference):
@@ -202,6 +200,13 @@ def notes(launches: Launches, reference: Launches, side: str) -> Iterator[str]:
     usual = [parted for other in reference for parted in other.description.replicas]
     new = (next((str(parted) for parted in one.replicas if parted not in usual), "") for one in described)
     yield from dict.fromkeys(filter(None, new))
+
+
+def step_growth(launches: Launches) -> Iterator[str]:
+    """Yield a line on steps that get slower or faster within a launch, if they do."""
+    steps = median(one.description.step_time_growth for one in launches)
+    if abs(steps) > _STEP_GROWTH[launches[0].device]:
+        yield f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}"
 
 
 def launch_notes(texts: Sequence[str]) -> list[str]:
@@ -328,19 +333,16 @@ def _families(launches: Launches, others: Launches, least_ms: float) -> str:
     texts: list[str] = []
     named: Counter[str] = Counter()
     for family in sorted(pairs, key=lambda name: -abs(changes[name])):
-        if abs(changes[family]) < least_ms or not _is_clear(*pairs[family]):
+        now, before = ([one.ms for one in side] for side in pairs[family])
+        is_clear = _clearly_above(now, before) or _clearly_above(before, now)
+        if abs(changes[family]) < least_ms or not is_clear:
             continue
         kind, text = _change(family, *middles[family])
         named[kind] += 1
         if text and named[kind] <= _MOST_NAMED:
             texts.append(text)
     what = "operators" if launches[0].device == "cpu" else "kernels"
-    return f"{what} per step: {', '.join(texts)}" if texts else ""
-
-
-def _is_clear(now: Sequence[FamilyTime], before: Sequence[FamilyTime]) -> bool:
-    now_ms, before_ms = ([one.ms for one in side] for side in (now, before))
-    return _clearly_above(now_ms, before_ms) or _clearly_above(before_ms, now_ms)
+    return f"{what} per step, mean over ranks: {', '.join(texts)}" if texts else ""
 
 
 def _change(family: str, now: FamilyTime, before: FamilyTime) -> tuple[str, str]:
@@ -438,8 +440,7 @@ def split(total_ms: float, launches: Launches, others: Launches) -> str:
 def _split_note(rows: Sequence[Verdict], launches: Launches, others: Launches) -> Iterator[str]:
     """Yield a line with the split of the first regression of step time, if there is one that can be split."""
     regressed = {row.metric: row for row in rows if row.outcome is Outcome.REGRESSION and row.delta is not None}
-    row = next((regressed[name] for name in SPLIT if name in regressed), None)
-    if row is None or not isinstance(row.value, float) or not isinstance(row.baseline, float):
-        return
-    if text := split(row.value - row.baseline, launches, others):
-        yield f"{row.metric}: {text}"
+    match next((regressed[name] for name in SPLIT if name in regressed), None):
+        case Verdict(metric=metric, value=float(value), baseline=float(baseline)):
+            if text := split(value - baseline, launches, others):
+                yield f"{metric}: {text}"

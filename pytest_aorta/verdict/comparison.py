@@ -99,7 +99,7 @@ class _Comparison(ABC):
                 details.append(cause_of(row.metric.name, launches, others))
             case Outcome.INCONCLUSIVE:
                 details.append(self._undecided(row, decision.launches))
-        return row.by_decision(decision, center, ", ".join(filter(None, details)))
+        return row.by_decision(decision, center, "; ".join(filter(None, details)))
 
     def _judge_equal_steps(self, row: Row, detail: str) -> Verdict:
         """Return the verdict if the numbers of measured steps differ, which ``detail`` says.

@@ -81,28 +81,30 @@ def edits(launches: Launches, others: Launches) -> list[str]:
     Other samples may follow from another batch, other collectives from other samples, and another loss from all of
     these: so what a step trains with comes first, then its samples, then what it does, then its numbers.
     """
-    if not launches or not others:
+    if not others:
         return []
     here = launches[-1]
     there = max(others, key=lambda one: sum(len(rank) for series in one.series for rank in series.settings))
     pairs, names = _pairs(here.series, there.series)
+    pairs = [(one.beside(other), other) for one, other in pairs]
     # Those that are never given a value vary.
     if any(first_other_weights(one.series, there.series, BUFFERS) for one in others):
         pairs = [(one.replace(buffers=HashedParts()), other) for one, other in pairs]
-    # Launches of the same code may have other random numbers, as without a seed.
-    seeded = pairs if _do_repeat(others, _random_of) else []
     settings = partial(_settings, do_losses_repeat=_do_repeat(others, lambda series: series.loss))
-    kinds = (
-        [*names, *_of_series(pairs, _classes, _names, settings)],
-        _of_series(pairs, _samples),
-        [*_costs(launches, others)],
-        [
-            *(_of_series(seeded, _random) or _of_series(pairs, _initial)),
-            *_numbers(pairs),
+    # Launches of the same code may have other random numbers, as without a seed.
+    is_seeded = _do_repeat(others, lambda one: [[own for own in rank if own.name == RANDOM] for rank in one.settings])
+    random = _of_series(pairs, _random) if is_seeded else []
+    found = (
+        [*names, *_of_series(pairs, _classes, _names, settings)]
+        or _of_series(pairs, _samples)
+        # What a step computes may be drawn.
+        or ((costs := [*_costs(launches, others)]) and [*random, *costs])
+        or [
+            *(random or _of_series(pairs, _initial)),
+            *([*_numbers(pairs)] or _of_series(pairs, _buffers)),
             *_of_series(pairs, _zeroed, _length),
-        ],
+        ]
     )
-    found = next(filter(None, kinds), [])
     first = max(min((step for step, _ in found), default=0), _FIRST_STEPS)
     return list(dict.fromkeys(text for step, text in found if step <= first))
 
@@ -175,10 +177,9 @@ def _settings(here: SeriesFacts, there: SeriesFacts, *, do_losses_repeat: bool) 
         (change, of), *others = alike
         who = {*chain(*of.values())}
         what = name_of(change.name) + _of([*of], every)
-        text = f"{what} changed: {change.before} -> {change.after}"
-        text = _SENTENCES.get((change.name, change.after), text)
+        text = _SENTENCES.get((change.name, change.after), f"{what} changed: {change.before} -> {change.after}")
         is_exact = change.step == 1 or change.name not in _LOOKED_AT
-        text += f" on {ranks_text(who)}" * (len(who) < max(len(here.settings), len(there.settings)))
+        text += _on(who, max(len(here.settings), len(there.settings)))
         rest = [where for _, one in others for where in (one if any(one) else one[""])]
         place = f"in {counted(len(rest), 'other group')}" if any(of) else f"on {counted(len(rest), 'other rank')}"
         text += f", and otherwise {place}," * bool(rest)
@@ -198,6 +199,11 @@ def _is_zeroed(change: _Change, here: SeriesFacts, there: SeriesFacts) -> bool:
         return False
     hashed = here.weights.keys() & there.weights.keys()
     return str(change.step) in hashed and all(here.weights[one] == there.weights[one] for one in hashed)
+
+
+def _on(ranks: Collection[int], count: int) -> str:
+    """Return on which of ``count`` ranks something is; empty if on all."""
+    return f" on {ranks_text(ranks)}" if len(ranks) < count else ""
 
 
 def name_of(setting: str) -> str:
@@ -277,13 +283,13 @@ def _costs(launches: Launches, others: Launches) -> _Found:
         calls = Costs(launches, others, Cost.OPERATORS).first() if cost is Cost.FLOPS else None
         changed = calls.parts if calls else {}
         if are_all and not changed.keys() & parts.keys():
-            yield 1, f"each operator computes {ratios.pop()} times as much; look at the batch and the length of samples"
+            factor, who = ratios.pop(), _on([one.rank for one in every if one.parts == parts], len(every))
+            yield 1, f"each operator computes {factor} times as much{who}; look at the batch and the length of samples"
             continue
         # Of operators, the one that changed most is named: the others follow.
         for name in [*parts][:1] if cost is Cost.FLOPS else sorted(parts):
             was, now = before.get(name, 0), after.get(name, 0)
-            ranks = [one.rank for one in every if name in one.parts]
-            who = f" on {ranks_text(ranks)}" * (len(ranks) < len(every))
+            who = _on([one.rank for one in every if name in one.parts], len(every))
             place = costs.place(change, name)
             parted = launches[-1].description.replicas if cost is Cost.COLLECTIVES and now < was else ()
             follows = "".join(f"; replicas differ after step {one.step}" for one in parted[:1])
@@ -293,14 +299,20 @@ def _costs(launches: Launches, others: Launches) -> _Found:
 
 
 def _initial(here: SeriesFacts, there: SeriesFacts) -> _Found:
-    """Yield a sentence on weights before the first step, and on buffers, which are in copies of the model too."""
-    for kind, one, other in (("weights", here, there), ("buffers", here.buffers, there.buffers)):
-        if who := other_ranks(one.weights, other.weights, "0"):
-            of = _of_names(one, other, "0", may_be_all=kind == "buffers")
-            yield 0, f"the initial {kind}{of} differ on {who}; look at the initialization, and at what is loaded"
+    """Yield a sentence on weights before the first step."""
+    if who := other_ranks(here.weights, there.weights, "0"):
+        of = _of_names(here, there, "0")
+        yield 0, f"the initial weights{of} differ on {who}; look at the initialization, and at what is loaded"
 
 
-def _of_names(here: HashedParts, there: HashedParts, step: str, *, may_be_all: bool) -> str:
+def _buffers(here: SeriesFacts, there: SeriesFacts) -> _Found:
+    """Yield a sentence on buffers before the first update, which a forward pass may have changed."""
+    if who := _other_buffers(here, there, "0"):
+        of = _of_names(here.buffers, there.buffers, "0", may_be_all=True)
+        yield 0, f"buffers{of} differ on {who} before the first update; look at the data, and at what updates them"
+
+
+def _of_names(here: HashedParts, there: HashedParts, step: str, *, may_be_all: bool = False) -> str:
     """Return which tensors differ in a step, also if all do where they ``may_be_all``, as buffers of a copy alone."""
     one, two = hashes_by_name(here, there, step)
     names = [name for name in one if one[name] != two.get(name)]
@@ -315,7 +327,8 @@ def _numbers(pairs: Sequence[tuple[SeriesFacts, SeriesFacts]]) -> _Found:
         for step in sorted(map(int, steps - {"0"})):
             if text := _number(here, there, str(step)):
                 before = [side.weights.get(str(step - 1)) for side in (here, there)]
-                is_first = before[0] and before[0] == before[1] and not _other_buffers(here, there, str(step - 1))
+                has_buffers = step > 1 and _other_buffers(here, there, str(step - 1))
+                is_first = before[0] and before[0] == before[1] and not has_buffers
                 found.append((here.turn(step), step, text if is_first else ""))
                 break
     # A step of another optimizer that differs first explains the others.
@@ -336,7 +349,7 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
         if ranks and len(ratios) == 1 and _is_scale(ratio := ratios.pop(), {pairs[rank] for rank in ranks}):
             return f"the {what} of step {step} is {ratio:.5g} times as large {equal}how it is scaled or averaged"
         if ranks and what == "loss":
-            who = "" if len(ranks) == len(pairs) else f" on {ranks_text(ranks)}"
+            who = _on(ranks, len(pairs))
             drawn = "" if step == "1" else "what draws random numbers or changes weights or copies of them before it, "
             places = f"{'augmentation' if has_samples else 'the data'}, {drawn}the forward pass and the loss function"
             return f"the loss of step {step} differs{who} {equal}{places}"
@@ -344,9 +357,19 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
         of = _of_names(here.buffers, there.buffers, step, may_be_all=True)
         who = _other_buffers(here, there, step)
         return who and f"buffers{of} differ on {who} after step {step} with equal weights; look at what updates them"
+    before, _ = hashes_by_name(here, there, str(int(step) - 1))
+    both = hashes_by_name(here, there, step)
+    still, new = (
+        some_of([name for name, was in before.items() if one.get(name) == was != other.get(name)])
+        for one, other in (both, both[::-1])
+    )
+    if still:
+        return f"the update of step {step} no longer changes {still} on {who}; look at what is frozen"
+    if new:
+        return f"the update of step {step} now changes {new} on {who}; look at what is frozen"
     is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
-    equal = f"{weights}, and gradients before they are reduced" if is_reduction else weights
-    backward = "" if is_reduction else "backward, "
+    equal = weights + ", and gradients before they are reduced" * is_reduction
+    backward = "backward, " * (not is_reduction)
     places = f"{backward}how gradients are reduced and clipped, and the optimizer"
     return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
 
@@ -367,10 +390,6 @@ def _is_scale(factor: float, pairs: Collection[object]) -> bool:
 def _length(here: SeriesFacts, there: SeriesFacts) -> _Found:
     if here.steps != there.steps:
         yield min(here.num_steps, there.num_steps) + 1, f"{here.steps} were made, and {there.steps} before"
-
-
-def _random_of(series: SeriesFacts) -> list[list[Setting]]:
-    return [[one for one in rank if one.name == RANDOM] for rank in series.settings]
 
 
 def _random(here: SeriesFacts, there: SeriesFacts) -> _Found:

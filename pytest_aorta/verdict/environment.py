@@ -135,7 +135,10 @@ def changed_settings(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, s
     nothing = object()  # unequal to every value
     keys = sorted(one.keys() | other.keys())
     changed = [key for key in keys if not _is_same(one.get(key, nothing), other.get(key, nothing))]
-    there, here = (", ".join(_setting(side, key) for key in changed) for side in (one, other))
+    there, here = (
+        ", ".join(f"{key}={brief(repr(side[key]))}" if key in side else f"no key {key}" for key in changed)
+        for side in (one, other)
+    )
     return there, here
 
 
@@ -148,21 +151,17 @@ def _is_same(one: object, other: object) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
-def _setting(config: dict[str, Any], key: str) -> str:
-    return f"{key}={brief(repr(config[key]))}" if key in config else f"no key {key}"
-
-
 def other_steps(launches: Launches, recorded: LaunchFacts, *, is_ab: bool = False) -> str:
     """Return text if a launch has another number of measured steps than that of the other side; else empty.
 
     A script can change its number of steps without a change of the config, and statistics over fewer steps hide slow
     steps.
     """
-    found = next((facts.num_steps for facts in launches if facts.num_steps != recorded.num_steps), None)
-    if found is None:
-        return ""
     there, here = ("the reference ran", "launch") if is_ab else ("the baseline was recorded with", "test has")
-    return f"{there} {counted(recorded.num_steps, 'measured step')}, the {here} {found}"
+    for facts in launches:
+        if facts.num_steps != recorded.num_steps:
+            return f"{there} {counted(recorded.num_steps, 'measured step')}, the {here} {facts.num_steps}"
+    return ""
 
 
 def changed_choice(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:

@@ -14,7 +14,7 @@ from pytest_aorta.result.facts import Launches, LaunchFacts, growth
 from pytest_aorta.result.series import BUFFERS, first_other_weights
 from pytest_aorta.verdict.applicability import applicable, is_not_profiled_again, not_profiled, profiled
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
-from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
+from pytest_aorta.verdict.causes import MEMORY_GROWTH, launch_notes, step_growth
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.environment import other_setting, other_setup, other_steps
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance
@@ -256,9 +256,7 @@ def _problems(metric: Metric, tolerance: float, launches: Launches) -> list[str]
     if len(values) >= MIN_LAUNCHES:
         found += _noise_problems(metric, values, tolerance)
     if metric.kind is MetricKind.TIMING:
-        steps = median(launch.description.step_time_growth for launch in launches)
-        if abs(steps) > STEP_GROWTH[launches[0].device]:
-            found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
+        found += [f"{text}; use more warmup steps" for text in step_growth(launches)]
         found += launch_notes([launch.description.throttled for launch in launches])
     memory = median(max(launch.growth_of("memory"), default=0.0) for launch in launches)
     if metric.kind is MetricKind.MEMORY and memory > MEMORY_GROWTH:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import counted, ranks_text
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import (
     AVERAGES,
@@ -126,13 +126,12 @@ def _buffers(here: SeriesFacts, there: SeriesFacts, last: int) -> _Found:
 
 def _random(here: SeriesFacts, there: SeriesFacts, last: int) -> _Found:
     """Yield which generators of random numbers have another state, on which ranks."""
-    ranks: dict[tuple[int, str], list[str]] = {}
+    ranks: dict[tuple[int, str], list[int]] = {}
     for rank, name, group, step, *_ in _settings(here, there, last):
         if name == RANDOM:
-            ranks.setdefault((step, group or "torch"), []).append(str(rank))
+            ranks.setdefault((step, group or "torch"), []).append(rank)
     for (step, name), own in ranks.items():
-        who = f"rank{'s' * (len(own) > 1)} {', '.join(own)}"
-        yield step, f"random state: {name}'s generator differs in step {step} on {who}; look at {_RANDOM}"
+        yield step, f"random state: {name}'s generator differs in step {step} on {ranks_text(own)}; look at {_RANDOM}"
 
 
 def _settings(

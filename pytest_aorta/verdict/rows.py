@@ -8,7 +8,7 @@ from statistics import median
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import Launches, LaunchFacts
-from pytest_aorta.result.series import first_other_weights
+from pytest_aorta.result.series import came_or_went, first_other_weights
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_applicable, not_profiled, profiled
 from pytest_aorta.verdict.environment import changes, lost_reproducibility, other_device, other_versions
 from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
@@ -180,7 +180,11 @@ class Row:
     def _other_hash(self, launch: LaunchFacts, other: LaunchFacts, further: str) -> Verdict | None:
         """Return the regression of the first hash that differs in a step which both sides have, or None."""
         here, there = self.metric.by_step(launch), self.metric.by_step(other)
-        if not (different := _different_steps(here, there)):
+        different = _different_steps(here, there)
+        if launch.num_steps != other.num_steps:
+            # The hash of a last step has what followed it, which that of a longer run has not.
+            different = [step for step in different if step < min(max(here), max(there))]
+        if not different:
             return None
         where = first_other(self.metric, launch, other) or f"after step {different[0]}"
         return self._other_bits(here[different[0]], there[different[0]], launch, other, where, further)
@@ -225,18 +229,15 @@ def _different_steps(here: Mapping[int, str], there: Mapping[int, str]) -> list[
 
 def first_other(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
     """Return which optimizer's weights differ first, or the first optimizer that only one side has; or empty."""
-    # A workload has no hashes by optimizer.
-    here, there = ([one.name for one in side.series if one.weights] for side in (launch, other))
     found = first_other_weights(launch.series, other.series, metric.hashed)
-    longer, shorter, word = (here, there, "new") if len(here) > len(there) else (there, here, "gone")
-    return found or next((f"{name} is {word}" for name in longer[len(shorter) :]), "")
+    # A workload has no hashes by optimizer.
+    names = ([one.name for one in side.series if one.weights] for side in (launch, other))
+    return found or next(iter(came_or_went(*names)), "")
 
 
 def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
     """Return after which step two sides first differ; empty if both have a value for one step only, or for none."""
-    if not metric.hashed:
-        return ""
-    if found := first_other(metric, launch, other):
+    if found := metric.hashed and first_other(metric, launch, other):
         return found
     here, there = metric.by_step(launch), metric.by_step(other)
     different, common = _different_steps(here, there), sorted(here.keys() & there.keys())

@@ -240,11 +240,11 @@ def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
 
 
 def test_cause_that_several_metrics_share_is_said_once():
-    names = {"scheduled_step_ms": "why", "scheduled_overlap_ratio": "why", "flops": "mm"}
+    names = {"scheduled_step_ms": "why; at a", "overlap_ratio": "hot; why; at a; slow", "flops": "mm"}
     rows = [make_verdict(REGRESSION, metric=name, detail=detail) for name, detail in names.items()]
     lines = comparison_text(compared("case", make_facts()), rows).splitlines()
-    causes = [line.split()[1:] for line in lines if line.startswith("  cause")]
-    assert causes == [["scheduled_step_ms,", "scheduled_overlap_ratio:", "why"], ["flops:", "mm"]]
+    causes = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  cause")]
+    assert causes == ["scheduled_step_ms, overlap_ratio: why; at a", "overlap_ratio: hot; slow", "flops: mm"]
 
 
 def test_cost_that_went_down_stands_beside_a_regression_as_it_may_be_its_cause():

@@ -11,6 +11,7 @@ from tests.unit.verdict.test_series import launch, series
 LR = {"lr": {"1": 0.01, "2": 0.009}}
 WITH_DECAY = "lr", "weight_decay"
 COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_local_scalar_dense": 4})
+HALF = {"aten::mm": 4, "aten::addmm": 2}
 READ = COSTS.replace(host_copies={"aten::_local_scalar_dense": 5})
 GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
 GATHERED = COSTS.replace(collectives=[GATHER])
@@ -160,9 +161,23 @@ CASES = {
         ["the host reads a value 4 -> 5 times a step (.item(), print, float) on rank 1"],
     ),
     "batch of no loader": (
-        facts(costs=COSTS.replace(flops={"aten::mm": 4, "aten::addmm": 2})),
+        facts(costs=COSTS.replace(flops=HALF)),
         facts(),
         ["each operator computes 0.5 times as much; look at the batch and the length of samples"],
+    ),
+    "batch of one rank": (
+        facts().replace(costs=[CostsOfRanks([0], COSTS.replace(flops=HALF)), CostsOfRanks([1], COSTS)]),
+        facts(),
+        ["each operator computes 0.5 times as much on rank 0; look at the batch and the length of samples"],
+    ),
+    "products that are drawn": (
+        facts(settings={"random numbers": {"1": "aa"}}, costs=COSTS.replace(flops=HALF)),
+        facts(settings={"random numbers": {"1": "bb"}}),
+        [
+            "random numbers: torch's generator had another state after the first loss; look at the seed, and at what "
+            "draws numbers",
+            "each operator computes 0.5 times as much; look at the batch and the length of samples",
+        ],
     ),
     "products of another kind of code": (
         facts(costs=COSTS.replace(flops={"aten::mm": 6}, operators={"aten::mm": 3})),
@@ -210,10 +225,15 @@ CASES = {
         facts(),
         ["the initial weights differ on all ranks; look at the initialization, and at what is loaded"],
     ),
-    "initial buffers": (
+    "buffers that the first forward pass may have changed": (
         facts(buffers=buffers({"0": "22", "1": "13"}), loss=[2.0, 0.5]),
         facts(buffers=buffers({"0": "11", "1": "12"})),
-        ["the initial buffers of p0, p1 differ on all ranks; look at the initialization, and at what is loaded"],
+        ["the loss of step 1 is 2 times as large with equal weights; look at how it is scaled or averaged"],
+    ),
+    "buffers of the first step alone": (
+        facts(buffers=buffers({"0": "22", "1": "11"})),
+        facts(buffers=buffers({"0": "11", "1": "11"})),
+        ["buffers of p0, p1 differ on all ranks before the first update; look at the data, and at what updates them"],
     ),
     "buffers with equal weights": (
         facts(buffers=buffers({"1": "11", "2": "12"}), weights={"1": "aa", "2": "aa"}),
@@ -259,6 +279,21 @@ CASES = {
             "the update of step 2 differs on all ranks with equal weights after step 1; look at backward, how "
             "gradients are reduced and clipped, and the optimizer"
         ],
+    ),
+    "parameters that are still frozen": (
+        facts(weights={"1": "ab", "2": "cb"}),
+        facts(weights={"1": "ab", "2": "dd"}),
+        ["the update of step 2 no longer changes p1 on all ranks; look at what is frozen"],
+    ),
+    "parameters that are no longer frozen": (
+        facts(weights={"1": "ab", "2": "cd"}, gradients={"2": "dd"}),
+        facts(weights={"1": "ab", "2": "cb"}, gradients={"2": "dd"}),
+        ["the update of step 2 now changes p1 on all ranks; look at what is frozen"],
+    ),
+    "what follows the last step": (
+        facts(num_steps=2, weights={"1": "a", "2": "b"}, buffers=buffers({"1": "a", "2": "b"})),
+        facts(num_steps=3, weights={"1": "a", "2": "c", "3": "d"}, buffers=buffers({"1": "a", "2": "c", "3": "d"})),
+        ["2 steps were made, and 3 steps before"],
     ),
     "update from equal gradients": (
         facts({"weights": {"0": "aa", "1": "bb"}}, {"weights": {"0": "aa", "1": "cc"}}, gradients={"1": "dd"}),

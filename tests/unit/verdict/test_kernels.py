@@ -145,7 +145,7 @@ def test_changes_within_the_range_of_launches_are_not_named():
             for ms in gemm_ms
         ]
 
-    assert moved(after(9.085, 9.1, 9.12), before).endswith("step: new spin 0.08 ms (1 call)")
+    assert moved(after(9.085, 9.1, 9.12), before).endswith("ranks: new spin 0.08 ms (1 call)")
     # One launch in ten may be an outlier.
     text = moved(after(9.095, 9.1, 9.12), before)
     assert "gemm +0.055 ms" in text
@@ -177,7 +177,7 @@ def test_nothing_is_named_that_explains_no_change(here, there):
 
 def test_on_cpu_ranks_they_are_operators():
     now, before = (launch_of({"aten::mm": FamilyTime(ms, calls)}, on_cpu) for ms, calls in ((3.0, 4), (1.0, 2)))
-    assert "operators per step: aten::mm +2 ms" in moved([now], [before])
+    assert "operators per step, mean over ranks: aten::mm +2 ms" in moved([now], [before])
 
 
 TURNS = "ranks arrive late in turns, each waits {} ms/step or more, was 0"
@@ -228,6 +228,8 @@ def test_regression_of_step_time_names_the_kernel_and_a_pass_does_not():
     baseline = baseline_of(*launches_near(10.0, 10, kernels=BEFORE))
     row = compared.check(*slow, baseline=baseline)["step_time_p50"]
     assert row.outcome is REGRESSION
-    assert "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), gone reduce" in str(row)
+    assert "kernels per step, mean over ranks: nvjet_tst_NTT +1.9 ms (32 calls, was 32), gone reduce" in str(row)
     assert "kernels" not in str(compared.check(*before, baseline=baseline)["step_time_p50"])
-    assert "kernels per step: nvjet_tst_NTT +1.9 ms" in str(compare(slow, before, max_pairs=3)["step_time_p50"])
+    assert "kernels per step, mean over ranks: nvjet_tst_NTT +1.9 ms" in str(
+        compare(slow, before, max_pairs=3)["step_time_p50"]
+    )

@@ -276,6 +276,13 @@ def test_buffers_have_a_row_of_their_own_that_names_them():
     assert lost.is_lost
 
 
+def test_last_step_of_a_shorter_run_has_what_followed_it_and_does_not_differ():
+    there, here = buffered({"1": "a", "2": "b", "3": "c"}), buffered({"1": "a", "2": "d"})
+    row = judged(here.replace(num_steps=2), there.replace(num_steps=3), metric="buffer_hash")
+    assert row.outcome is MISSING
+    assert "with 3 measured steps" in row.detail
+
+
 def test_baseline_without_buffers_stays_valid_and_says_so():
     old = hashed({"1": "ab"}, {"1": "ab"})
     verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=baseline_of(old))
