@@ -43,9 +43,9 @@ def restart_of(runner: WorkloadRunner, target: ScriptTarget, pair: Pair) -> Rest
             return Restart("", f"a restart is not tested: {said}")
     if not after:
         return Restart()
-    record = {key: value for key, value in pair.settings["record"].items() if key == "deterministic"}
     given = {"after": after, "restarts": restarts, **given, "fresh": sorted(pair.written)}
-    given |= {"record": record} if record else {}
+    if pair.settings["record"].get("deterministic"):
+        given["record"] = {"deterministic": True}
     where = f"restarted after {'steps' if restarts > 1 else 'step'} {after}{f' and {2 * after}' * (restarts > 1)}"
     tried = list(_resuming(target, own, pair.written))[:_MOST_TRIED]
     for args in tried:
@@ -69,8 +69,10 @@ def restart_of(runner: WorkloadRunner, target: ScriptTarget, pair: Pair) -> Rest
 
 def _resuming(target: ScriptTarget, own: list[str], written: Sequence[str]) -> Iterator[list[str]]:
     """Yield arguments by which the script may go on from what it has written: its own, then with each option."""
-    path = Path(target.script or "")
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    script = target.script or ""
+    module = script.replace(".", "/")
+    paths = map(Path, (script, *(f"{root}{module}{end}" for root in ("", "src/") for end in (".py", "/__main__.py"))))
+    text = "".join(path.read_text("utf-8", "replace") for path in paths if path.is_file())
     options = [option for option in dict.fromkeys(_OPTION.findall(text)) if option not in own]
     yield from ([*own, option, name] for option in options for name in written)
     yield from ([*own, option] for option in options)
