@@ -206,9 +206,9 @@ def name_of(setting: str) -> str:
 
 
 def _of(groups: Sequence[str], every: Iterable[str]) -> str:
-    if not any(groups) or {*groups} == {*every}:
-        return ""
-    return f" of {some_of(groups)}"
+    # A group without parameters has no name.
+    named = [*filter(None, groups)]
+    return "" if {*named} in (set(), {*every}) else f" of {some_of(named)}"
 
 
 def _changes(here: SeriesFacts, there: SeriesFacts) -> dict[_Change, list[int]]:
@@ -344,11 +344,17 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
         of = _of_names(here.buffers, there.buffers, step, may_be_all=True)
         who = _other_buffers(here, there, step)
         return who and f"buffers{of} differ on {who} after step {step} with equal weights; look at what updates them"
-    is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
-    equal = f"{weights}, and gradients before they are reduced" if is_reduction else weights
-    backward = "" if is_reduction else "backward, "
-    places = f"{backward}how gradients are reduced and clipped, and the optimizer"
-    return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
+    own, theirs = (side.gradients.get(step) for side in (here, there))
+    if not own or theirs in (None, own):
+        equal, backward = (
+            (f"{weights}, and gradients before they are reduced", "") if own and theirs else (weights, "backward, ")
+        )
+        places = f"{backward}how gradients are reduced and clipped, and the optimizer"
+        return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
+    return (
+        f"the update of step {step} differs on {who} with equal {weights}, from other gradients before they are "
+        "reduced; look at backward, and what the forward pass drops or detaches"
+    )
 
 
 def _other_buffers(here: SeriesFacts, there: SeriesFacts, step: str) -> str:

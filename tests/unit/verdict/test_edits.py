@@ -65,6 +65,11 @@ CASES = {
         facts(settings={("lr", "a"): {"1": 0.2}, ("lr", "b"): {"1": 0.2}}),
         ["the learning rate changed: 0.2 -> 0.1 from step 1"],
     ),
+    "a group without parameters": (
+        facts(settings={("lr", ""): {"1": 0.1}, ("lr", "b"): {"1": 0.1}}),
+        facts(settings={("lr", ""): {"1": 0.2}, ("lr", "b"): {"1": 0.2}}),
+        ["the learning rate changed: 0.2 -> 0.1 from step 1"],
+    ),
     "two readings": (
         facts(settings=LR | {"backward passes": {"1": "2"}}),
         facts(settings={"lr": {"1": 0.02}, "backward passes": {"1": "1"}}),
@@ -266,6 +271,14 @@ CASES = {
         [
             "the update of step 1 differs on rank 1 with equal weights, and gradients before they are reduced; look at "
             "how gradients are reduced and clipped, and the optimizer"
+        ],
+    ),
+    "update from other gradients": (
+        facts(weights={"0": "aa", "1": "bb"}, gradients={"1": "dd"}),
+        facts(weights={"0": "aa", "1": "cc"}, gradients={"1": "ee"}),
+        [
+            "the update of step 1 differs on all ranks with equal weights, from other gradients before they are "
+            "reduced; look at backward, and what the forward pass drops or detaches"
         ],
     ),
     "random numbers": (
