@@ -95,12 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
     if os.path.lexists(test):
         raise UsageError(f"{test}: exists and is not overwritten; move it, or change it by hand")
     options = given_options(arguments, launcher=LauncherKind.FORKSERVER, results=_RESULTS)
-    folder = options.rootdir / _RESULTS / "aorta-init"
     with opened(options) as session:
         spec = WorldSpec(arguments.nproc or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE))
-        with launching(session, spec, folder, timed=True) as launcher:
-            launch, files = partial(target.launch, DistributedWorld(launcher)), partial(files_of, Path.cwd())
-            pair = settled(launch, lambda: files([str(_RESULTS)]))
+        with launching(session, spec, options.rootdir / _RESULTS / "aorta-init", timed=True) as launcher:
+            launch = partial(target.launch, DistributedWorld(launcher))
+            pair = settled(launch, lambda: files_of(Path.cwd(), [str(_RESULTS)]))
             fit = fitted(pair, launcher.world)
             runner = WorkloadRunner(launcher)
             arranged, found = _arranged(target, runner, pair.settings.get("fresh"))
@@ -110,8 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     with raised_as(AortaError, f"{test}: can't be written: "), test.open("x", encoding="utf-8") as new:
         new.write(_text(target, pair.settings, fit) + arranged)
         if restart.call:
-            note = _comment(restart.note)
-            new.write(_RESTART.format(size=spec.size, name=target.slug, notes=note, call=restart.call))
+            new.write(
+                _RESTART.format(size=spec.size, name=target.slug, notes=_comment(restart.note), call=restart.call)
+            )
     emit(
         [f"wrote {test}", _write_settings(), *(f"note: {note}" for note in (*fit.notes, *found, restart.note) if note)]
     )

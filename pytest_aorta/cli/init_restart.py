@@ -16,6 +16,7 @@ from pytest_aorta.verdict.restarts import BEGAN_ANEW, NUM_STEPS, STEPS
 # An option by which a script goes on from a checkpoint.
 _OPTION = re.compile(r"""["'](--[\w-]*(?:resume|load|restore|checkpoint|ckpt)[\w-]*)["']""")
 _MOST_TRIED = 6
+_UNTESTED = "a restart is not tested: the script"
 
 
 class Restart(NamedTuple):
@@ -39,15 +40,14 @@ def restart_of(runner: WorkloadRunner, target: ScriptTarget, pair: Pair) -> Rest
         own = [re.sub(rf"^(-[\w-]+=)?{steps}$", rf"\g<1>{STEPS}", word) for word in own]
         after, restarts, given = steps // 3, 2, {"steps": steps}
         if after < 2 or own == [*target.args]:
-            said = f"the script saves at its end alone, and no argument is its number of steps, {steps}"
-            return Restart("", f"a restart is not tested: {said}")
+            return Restart("", f"{_UNTESTED} saves at its end alone, and no argument is its number of steps, {steps}")
     if not after:
         return Restart()
-    record = {key: value for key, value in pair.settings["record"].items() if key == "deterministic"}
     given = {"after": after, "restarts": restarts, **given, "fresh": sorted(pair.written)}
-    given |= {"record": record} if record else {}
+    if pair.settings["record"].get("deterministic"):
+        given["record"] = {"deterministic": True}
     where = f"restarted after {'steps' if restarts > 1 else 'step'} {after}{f' and {2 * after}' * (restarts > 1)}"
-    tried = list(_resuming(target, own, pair.written))[:_MOST_TRIED]
+    tried = list(_resuming(target.script, own, pair.written))[:_MOST_TRIED]
     for args in tried:
         note = f"{where}, the script computed the same as straight on"
         try:
@@ -63,14 +63,14 @@ def restart_of(runner: WorkloadRunner, target: ScriptTarget, pair: Pair) -> Rest
         return Restart(", ".join([*words, *(f"{key}={value!r}" for key, value in given.items())]), note)
     shown = " or ".join(" ".join(args[len(own) :]) or "its own arguments" for args in tried)
     saves = "at its end" if STEPS in str(own) else f"after step {after}"
-    said = f"the script saves {saves}, but does not load that with {shown}"
-    return Restart("", f"a restart is not tested: {said}")
+    return Restart("", f"{_UNTESTED} saves {saves}, but does not load that with {shown}")
 
 
-def _resuming(target: ScriptTarget, own: list[str], written: Sequence[str]) -> Iterator[list[str]]:
+def _resuming(script: str, own: list[str], written: Sequence[str]) -> Iterator[list[str]]:
     """Yield arguments by which the script may go on from what it has written: its own, then with each option."""
-    path = Path(target.script or "")
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    module = script.replace(".", "/")
+    paths = map(Path, (script, *(f"{root}{module}{end}" for root in ("", "src/") for end in (".py", "/__main__.py"))))
+    text = "".join(path.read_text("utf-8", "replace") for path in paths if path.is_file())
     options = [option for option in dict.fromkeys(_OPTION.findall(text)) if option not in own]
     yield from ([*own, option, name] for option in options for name in written)
     yield from ([*own, option] for option in options)

@@ -233,13 +233,12 @@ class DistributedWorld:
 
     def _script(self, script: str | Path, args: object) -> tuple[str, ...]:
         """Return the path or module of a script, which has to exist, and its arguments."""
-        target = str(script)
+        target, path = str(script), self._options.rootdir / script
         if target.endswith(".py"):
-            path = self._options.rootdir / target
             if not path.is_file():
                 raise SpecError(f"script {target!r}: there is no file {path}")
             target = str(path)
-        elif not all(part.isidentifier() for part in target.split(".")):
+        elif path.is_file() or not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
         return (target, *_words(str(script), args))
 

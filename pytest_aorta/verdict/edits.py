@@ -212,9 +212,9 @@ def name_of(setting: str) -> str:
 
 
 def _of(groups: Sequence[str], every: Iterable[str]) -> str:
-    if not any(groups) or {*groups} == {*every}:
-        return ""
-    return f" of {some_of(groups)}"
+    # A group without parameters has no name.
+    named = [*filter(None, groups)]
+    return "" if {*named} in (set(), {*every}) else f" of {some_of(named)}"
 
 
 def _changes(here: SeriesFacts, there: SeriesFacts) -> dict[_Change, list[int]]:
@@ -364,12 +364,19 @@ def _number(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
         for one, other in (both, both[::-1])
     )
     if still:
-        return f"the update of step {step} no longer changes {still} on {who}; look at what is frozen"
+        return (
+            f"the update of step {step} no longer changes {still} on {who}; look at what is frozen, or has no gradient"
+        )
     if new:
-        return f"the update of step {step} now changes {new} on {who}; look at what is frozen"
-    is_reduction = step in here.gradients and here.gradients[step] == there.gradients.get(step)
-    equal = weights + ", and gradients before they are reduced" * is_reduction
-    backward = "backward, " * (not is_reduction)
+        return f"the update of step {step} now changes {new} on {who}; look at what is frozen, or has no gradient"
+    own, theirs = (side.gradients.get(step) for side in (here, there))
+    if own and theirs and own != theirs:
+        return (
+            f"the update of step {step} differs on {who} with equal {weights}, from other gradients before they are "
+            "reduced; look at backward, and what the forward pass drops or detaches"
+        )
+    equal = weights + ", and gradients before they are reduced" * bool(own and theirs)
+    backward = "" if own and theirs else "backward, "
     places = f"{backward}how gradients are reduced and clipped, and the optimizer"
     return f"the update of step {step} differs on {who} with equal {equal}; look at {places}"
 

@@ -157,9 +157,12 @@ def _first(here: Mapping[str, list[str]], there: Mapping[str, list[str]], last: 
 
 
 def _like(values: Mapping[str, object], others: Mapping[str, object], step: int) -> str:
-    """Return in which other step, the closest before if any, the run straight on has the value of a step."""
+    """Return in which other step, the closest before if any, the run straight on has the value of a step.
+
+    Weights from before step 1 are those of step 1 too if its learning rate is 0, as at the begin of a warmup.
+    """
     steps = [int(at) for at, other in others.items() if other == values[str(step)]]
-    closest = sorted(steps, key=lambda at: (at > step, abs(at - step)))[:1]
+    closest = sorted(steps, key=lambda at: (at > 0, at > step, abs(at - step)))[:1]
     return "".join(
         f", as in step {at} of the run straight on" if at else f", as before step 1: {BEGAN_ANEW}; {AT_END}"
         for at in closest

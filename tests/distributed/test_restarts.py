@@ -115,8 +115,12 @@ def test_script_that_saves_at_its_end_is_restarted(workload):
     workload.compare_restart(script, ["{steps}"], ["{steps}"], after=2, restarts=2, steps=7, fresh=["snapshot.pt"])
 
 def test_script_that_saves_at_its_end_without_steps(workload):
-    with pytest.raises(Exception, match=r"as before step 1: nothing was loaded; .* needs {steps} in its arguments"):
-        workload.compare_restart(saving_at_the_end(), ["6"], ["6"], after=3, fresh=["snapshot.pt"])
+    # A rate that grows from 0 leaves the weights as they were.
+    warmup = "    optimizer.param_groups[0]['lr'] = step / 100\n    optimizer.step()"
+    Path("warm.py").write_text(Path(saving_at_the_end()).read_text().replace("    optimizer.step()", warmup))
+    for script in ("at_end.py", "warm.py"):
+        with pytest.raises(Exception, match=r"as before step 1: nothing was loaded; .* needs {steps} in its arguments"):
+            workload.compare_restart(script, ["6"], ["6"], after=3, fresh=["snapshot.pt"])
 
 def test_load_of_what_was_not_saved(workload):
     load = "import sys, torch\nif sys.argv[2:]: torch.load('absent.pt')\n"
@@ -161,22 +165,31 @@ SAME = "restarted after steps 3 and 6, the script computed the same"
 
 @pytest.mark.extended
 @each_of(
-    "text, steps, said, call",
+    "script, text, steps, said, call",
     {
-        "correct": (FAULTS["correct loop"].planted(), "--steps=11", f"note: {SAME} as straight on", RESUMED),
+        "correct, a module": (
+            "train",
+            FAULTS["correct loop"].planted(),
+            "--steps=11",
+            f"note: {SAME} as straight on",
+            RESUMED,
+        ),
         "step counter off by one": (
+            "train.py",
             FAULTS["step counter off by one"].planted(),
             "--steps=11",
             "number of steps: 15 when restarted, 4 steps more than straight on",
             RESUMED,
         ),
         "momentum not restored": (
+            "train.py",
             FAULTS["momentum not restored"].planted(),
             "--steps=11",
             "computed something else: restart 1 of 2: optimizer state: step 4 begins with none",
             RESUMED,
         ),
         "saves at its end": (
+            "train.py",
             SAVES_AT_ITS_END,
             "9",
             SAME,
@@ -184,10 +197,10 @@ SAME = "restarted after steps 3 and 6, the script computed the same"
         ),
     },
 )
-def test_init_writes_the_test_of_a_restart_and_what_it_measured(tmp_path, text, steps, said, call):
+def test_init_writes_the_test_of_a_restart_and_what_it_measured(tmp_path, script, text, steps, said, call):
     (folder := tmp_path / "own").mkdir()
     (folder / "train.py").write_text(text)
-    words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", "train.py", "--", steps)
+    words = ("-m", "pytest_aorta.cli", "init", "--gpus=0", script, "--", steps)
     done = run_python(*words, cwd=folder, env=own_environ(tmp_path / "leases"), timeout=600)
     assert said in done.stdout, done.stdout + done.stderr
-    assert f"compare_restart('train.py', {call})" in (folder / "test_train.py").read_text()
+    assert f"compare_restart({script!r}, {call})" in (folder / "test_train.py").read_text()

@@ -45,6 +45,7 @@ BEFORE_A_LAUNCH = [
     ("workload.run('toy', step_ms=float('nan'))", "step_ms: got nan, allowed is plain JSON: "),
     ("workload.run_script('absent.py')", "script 'absent.py': there is no file "),
     ("workload.run_script('')", f"script '': {SCRIPT}"),
+    ("workload.run_script('train.yaml')", f"script 'train.yaml': {SCRIPT}"),
     ("workload.run_script('-c')", f"script '-c': {SCRIPT}"),
     ("workload.run_script('train.sh --x')", f"script 'train.sh --x': {SCRIPT}"),
     ("workload.run_script('train.py', '--steps 3')", f"args are '--steps 3', {LIST}, such as ['--steps', '3']"),
@@ -75,7 +76,8 @@ def run_calls(
     project, table: list[tuple[str, str]], before: str, total: str, kind: str = "SpecError"
 ) -> pytest.RunResult:
     """Run a test for each call, which has to fail with the message beside it."""
-    project.write("train.py", "")
+    for script in ("train.py", "train.yaml"):
+        project.write(script, "")
     project.tests_of([call for call, _ in table], before)
     ran = project.run("--aorta-results=kept", shows=total.format(len(table)), failed=len(table))
     lines = [line for line in ran.outlines if line.startswith("E  ")]

@@ -11,6 +11,7 @@ from tests.unit.verdict.test_series import launch, series
 LR = {"lr": {"1": 0.01, "2": 0.009}}
 WITH_DECAY = "lr", "weight_decay"
 COSTS = Costs(flops={"aten::mm": 8, "aten::addmm": 4}, host_copies={"aten::_local_scalar_dense": 4})
+FROZEN = "look at what is frozen, or has no gradient"
 HALF = {"aten::mm": 4, "aten::addmm": 2}
 READ = COSTS.replace(host_copies={"aten::_local_scalar_dense": 5})
 GATHER = CollectiveCost(kind="all_gather", calls=2, group_size=2, dtype="float32")
@@ -64,6 +65,11 @@ CASES = {
     "all groups": (
         facts(settings={("lr", "a"): {"1": 0.1}, ("lr", "b"): {"1": 0.1}}),
         facts(settings={("lr", "a"): {"1": 0.2}, ("lr", "b"): {"1": 0.2}}),
+        ["the learning rate changed: 0.2 -> 0.1 from step 1"],
+    ),
+    "a group without parameters": (
+        facts(settings={("lr", ""): {"1": 0.1}, ("lr", "b"): {"1": 0.1}}),
+        facts(settings={("lr", ""): {"1": 0.2}, ("lr", "b"): {"1": 0.2}}),
         ["the learning rate changed: 0.2 -> 0.1 from step 1"],
     ),
     "two readings": (
@@ -283,12 +289,12 @@ CASES = {
     "parameters that are still frozen": (
         facts(weights={"1": "ab", "2": "cb"}),
         facts(weights={"1": "ab", "2": "dd"}),
-        ["the update of step 2 no longer changes p1 on all ranks; look at what is frozen"],
+        [f"the update of step 2 no longer changes p1 on all ranks; {FROZEN}"],
     ),
     "parameters that are no longer frozen": (
         facts(weights={"1": "ab", "2": "cd"}, gradients={"2": "dd"}),
         facts(weights={"1": "ab", "2": "cb"}, gradients={"2": "dd"}),
-        ["the update of step 2 now changes p1 on all ranks; look at what is frozen"],
+        [f"the update of step 2 now changes p1 on all ranks; {FROZEN}"],
     ),
     "what follows the last step": (
         facts(num_steps=2, weights={"1": "a", "2": "b"}, buffers=buffers({"1": "a", "2": "b"})),
@@ -301,6 +307,14 @@ CASES = {
         [
             "the update of step 1 differs on rank 1 with equal weights, and gradients before they are reduced; look at "
             "how gradients are reduced and clipped, and the optimizer"
+        ],
+    ),
+    "update from other gradients": (
+        facts(weights={"0": "aa", "1": "bb"}, gradients={"1": "dd"}),
+        facts(weights={"0": "aa", "1": "cc"}, gradients={"1": "ee"}),
+        [
+            "the update of step 1 differs on all ranks with equal weights, from other gradients before they are "
+            "reduced; look at backward, and what the forward pass drops or detaches"
         ],
     ),
     "random numbers": (
