@@ -286,7 +286,7 @@ class Optimized:
             # Whether a copy that the script has dropped exists must not depend on when the collector runs.
             gc.collect()
         for copy in filter(None, (known() for known in self._copies)):
-            yield "", dict(copy.named_parameters(_title(copy), remove_duplicate=False)), ()
+            yield "", dict(torch.nn.Module.named_parameters(copy, _title(copy), remove_duplicate=False)), ()
             for name, module in copy.named_modules(prefix=_title(copy)):
                 yield f"{name}.", *buffers_of(module)
 

@@ -14,6 +14,7 @@ import random
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -202,7 +203,9 @@ class Training:
         models = [*models]
         every = (module for model in models for module in model.modules())
         tied: dict[int, list[str]] = {}
-        for name, part in (pair for model in models for pair in model.named_parameters(remove_duplicate=False)):
+        # A module may have a method of its own that does not take the argument.
+        pairs = (torch.nn.Module.named_parameters(model, remove_duplicate=False) for model in models)
+        for name, part in chain.from_iterable(pairs):
             tied.setdefault(id(part), []).append(logical_name(name))
         shared = sorted(" = ".join(sorted(names)) for names in tied.values() if len(names) > 1)
         self._note(step, "tied parameters", ", ".join(shared) or OFF)

@@ -110,8 +110,15 @@ def test_setting_that_changes_later_is_noted_in_the_next_step_that_is_a_power_of
     assert Setting("dropout", values={"1": "0.1", "65": "0.2"}) in series.settings
 
 
+class Filtered(nn.Sequential):
+    """Has a method that does not take all arguments of the module's, as losses of torchrl do."""
+
+    def named_parameters(self, prefix="", recurse=True):
+        yield from super().named_parameters(prefix, recurse)
+
+
 def test_notes_of_a_workload_have_settings_and_samples_of_its_steps():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
+    model = Filtered(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
     model[2].weight = model[0].weight
     optimizer = SGD(model.parameters(), lr=0.1)
     notes = TrainingNotes(optimizer, model)
@@ -121,7 +128,7 @@ def test_notes_of_a_workload_have_settings_and_samples_of_its_steps():
         notes.end_step((torch.full((2, 4), step), torch.ones(2)), clipped_to=1.0)
     [series] = notes.series()
     found = {one.name: one.values for one in series.settings}
-    assert (series.name, series.num_steps) == ("SGD of Sequential", 40)
+    assert (series.name, series.num_steps) == ("SGD of Filtered", 40)
     assert (found["dropout"], found["clipped to"]) == ({"1": "0.1"}, {"1": 1.0})
     assert found["tied parameters"] == {"1": "0.weight = 2.weight"}
     assert found["batch"] == {"1": "[2, 4] int64, [2] float32"}
