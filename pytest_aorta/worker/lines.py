@@ -21,6 +21,7 @@ from pytest_aorta.common.clock import time
 from pytest_aorta.common.text import brief, is_harness, is_library
 from pytest_aorta.result.trace.kineto_places import Moment
 from pytest_aorta.worker.finite import roots_of
+from pytest_aorta.worker.own_plan import own_plan
 from pytest_aorta.worker.torch_private import CALL_MODULE, keep_from_compiler
 from pytest_aorta.worker.weight_hash import logical_name
 
@@ -109,9 +110,12 @@ _is_of_library = cache(is_library)
 
 @cache
 def shown(file: str) -> str:
-    """Return a path from the working folder, or else its last three parts."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "/".join(path.parts[-3:])
+    """Return a path from the launch's working folder, which the script may have left, or else its last three parts."""
+    plan, path = own_plan(), Path(file)
+    for folder in (*([plan.folder] if plan else []), Path.cwd()):
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return "/".join(path.parts[-3:]).replace("//", "/")
 
 
 def _names(modules: Collection[nn.Module]) -> dict[int, str]:
