@@ -14,11 +14,12 @@ from pytest_aorta.cli.init_launches import settled
 from pytest_aorta.cli.init_markers import Fit, fitted
 from pytest_aorta.cli.init_restart import restart_of
 from pytest_aorta.cli.target import ScriptTarget, add_ranks, add_shared, given_options, launching, opened
-from pytest_aorta.common.errors import AortaError, UsageError
+from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.files import raised_as, write_text
 from pytest_aorta.common.text import emit
 from pytest_aorta.launch.work_folder import files_of
 from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.world import WorldSpec
 from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.session.world import DistributedWorld
@@ -99,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         spec = WorldSpec(arguments.nproc or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE))
         with launching(session, spec, options.rootdir / _RESULTS / "aorta-init", timed=True) as launcher:
             launch = partial(target.launch, DistributedWorld(launcher))
-            pair = settled(launch, lambda: files_of(Path.cwd(), [str(_RESULTS)]))
+            pair = settled(launch, lambda: files_of(Path.cwd(), [str(_RESULTS)]), _untracked())
             fit = fitted(pair, launcher.world)
             runner = WorkloadRunner(launcher)
             arranged, found = _arranged(target, runner, pair.settings.get("fresh"))
@@ -175,6 +176,14 @@ def _comment(note: str) -> str:
         )
         + "\n"
     )
+
+
+def _untracked() -> list[str]:
+    """Return the files below this folder that git does not track, ignored ones too; none without a repository."""
+    try:
+        return git(Path.cwd(), "ls-files", "-z", "--others").split("\0")
+    except SpecError:
+        return []
 
 
 def _write_settings() -> str:

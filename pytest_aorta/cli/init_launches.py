@@ -1,6 +1,6 @@
 """The launches by which ``aorta init`` finds out what of a script repeats, and which of its files have to go."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -12,6 +12,8 @@ from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
 
 _NO_WEIGHTS = "the launches recorded no weights, as by recorder.weights(model)"
+# An earlier run of the script may have left them, and what resumes from one is not what a clean clone does.
+_CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".metadata")
 # A launch, or why it failed.
 Launched: TypeAlias = WorkloadResult | AortaError
 # Size and time of each file of a folder.
@@ -59,7 +61,7 @@ class Pair:
         return found
 
 
-def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files]) -> Pair:
+def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files], untracked: Collection[str]) -> Pair:
     """Launch until it is known whether launches repeat, and under which settings.
 
     A script that resumes from a checkpoint, or appends to a file, computes something else in its second launch, or in a
@@ -68,6 +70,7 @@ def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files]) -
     Args:
         launch: Launches the script with the given settings.
         files: Returns the files of the working folder that are no results.
+        untracked: Files that git knows of and does not track, so that a clean clone lacks them.
     """
 
     def launched(settings: Mapping[str, Any]) -> Launched:
@@ -91,6 +94,16 @@ def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files]) -
             reason = f"; else {resumed}" if resumed and not pair.varies else ""
             notes.append(f"each launch runs in a copy of this folder without {shown}, which the script writes{reason}")
         notes.append(f"these launches left files in this folder: {shown}")
+    earlier = {name for name in before if name in untracked and name.endswith(_CHECKPOINTS)}
+    left = [name for name in outermost(earlier, before.keys() - earlier) if name not in written]
+    if left and not isinstance(pair.one, AortaError):
+        settings = {**pair.settings, "fresh": sorted([*pair.settings.get("fresh", ()), *left])}
+        alone, shown = launched(settings), ", ".join(left)
+        if isinstance(alone, AortaError):
+            notes.append(f"a launch fails without {shown}, which git does not track, so it fails in a clean clone")
+        elif why := _varies(pair.other, alone):
+            pair, written = twice(settings, alone), [*written, *left]
+            notes.append(f"each launch runs in a copy of this folder without {shown}, which git does not track: {why}")
     if pair.repeats:
         notes.append("weights are compared bit by bit: two launches computed the same")
     elif not pair.varies:

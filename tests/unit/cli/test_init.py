@@ -10,7 +10,7 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import each_of, install_torch, rank_values, write, write_ranks
+from tests.unit.builders import each_of, git, install_torch, rank_values, write, write_ranks
 from tests.unit.fake_drivers import FakeNvml
 
 PLAIN = "import torch\n"
@@ -223,6 +223,24 @@ def test_checkpoint_that_hides_that_the_script_has_no_seed_is_kept_out(folder, l
     settings = call_in(files(folder)["test_train.py"])[1]
     assert settings == {"record": {"hash_weights": True, "deterministic": True}, "fresh": ["snapshot.pt"]}
     assert "note: these launches left files in this folder: snapshot.pt" in capsys.readouterr().out
+
+
+@each_of(
+    "ranks, is_kept_out, said",
+    {
+        "resumes": ({"weight_hashes": {"3": "e" * 16}}, True, "in a copy of this folder without out, which git does"),
+        "needs it": ({"fails": "no data"}, False, "a launch fails without out, which git does not track"),
+        "reads nothing": ({}, False, "weights are compared bit by bit"),
+    },
+)
+def test_checkpoint_of_an_earlier_run_is_tried_without(folder, launches, capsys, ranks, is_kept_out, said):
+    git(folder, "init", "--quiet")
+    for name in ("out/deep/last.pt", "out/.metadata", "data/own.bin"):
+        write(folder / name, "trained")
+    launches.ranks = lambda plan, _: {} if (plan.folder / "out").exists() else ranks
+    init()
+    assert call_in(files(folder)["test_train.py"])[1].get("fresh") == (["out"] if is_kept_out else None)
+    assert said in capsys.readouterr().out
 
 
 def test_script_that_fails_is_reported_and_nothing_is_written(folder, launches, capsys):
