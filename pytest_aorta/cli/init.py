@@ -178,12 +178,12 @@ def _comment(note: str) -> str:
     )
 
 
-def _untracked() -> list[str]:
+def _untracked() -> set[str]:
     """Return the files below this folder that git does not track, ignored ones too; none without a repository."""
     try:
-        return git(Path.cwd(), "ls-files", "-z", "--others").split("\0")
+        return {*git(Path.cwd(), "ls-files", "-z", "--others").split("\0")}
     except SpecError:
-        return []
+        return set()
 
 
 def _write_settings() -> str:

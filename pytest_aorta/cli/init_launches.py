@@ -1,6 +1,6 @@
 """The launches by which ``aorta init`` finds out what of a script repeats, and which of its files have to go."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -61,7 +61,7 @@ class Pair:
         return found
 
 
-def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files], untracked: Collection[str]) -> Pair:
+def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files], untracked: set[str]) -> Pair:
     """Launch until it is known whether launches repeat, and under which settings.
 
     A script that resumes from a checkpoint, or appends to a file, computes something else in its second launch, or in a
@@ -94,8 +94,8 @@ def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files], u
             reason = f"; else {resumed}" if resumed and not pair.varies else ""
             notes.append(f"each launch runs in a copy of this folder without {shown}, which the script writes{reason}")
         notes.append(f"these launches left files in this folder: {shown}")
-    earlier = {name for name in before if name in untracked and name.endswith(_CHECKPOINTS)}
-    left = [name for name in outermost(earlier, before.keys() - earlier) if name not in written]
+    earlier = sorted(name for name in before.keys() & untracked if name.endswith(_CHECKPOINTS))
+    left = [name for name in outermost(earlier, before.keys() - {*earlier}) if name not in written]
     if left and not isinstance(pair.one, AortaError):
         settings = {**pair.settings, "fresh": sorted([*pair.settings.get("fresh", ()), *left])}
         alone, shown = launched(settings), ", ".join(left)
