@@ -131,7 +131,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         timer, elapsed_sec = measure(
             lambda number, timer: found.append(self._measure_step(number + 1, timer)), settings.steps, self.device
         )
-        result = timer.result(elapsed_sec)
+        result = timer.result(elapsed_sec).replace(configured_iterations=settings.steps)
         losses, norms = ([], []) if is_simulated() else map(list, zip(*found, strict=True))
         result = result.replace(
             loss=_sum_over_ranks(losses if self.counts_loss else list(map(torch.zeros_like, losses))),

@@ -86,24 +86,22 @@ def settled(launch: Callable[..., WorkloadResult], files: Callable[[], Files], u
     before, notes = files(), list[str]()
     pair = twice({"record": {"hash_weights": True}})
     written = outermost(changed(before, files()), before)
-    if written and not isinstance(pair.one, AortaError):
-        settings, shown = {**pair.settings, "fresh": sorted(written)}, ", ".join(written)
-        alone = launched(settings)
-        if pair.varies or _varies(pair.other, alone):
-            resumed, pair = pair.varies, twice(settings, alone)
-            reason = f"; else {resumed}" if resumed and not pair.varies else ""
-            notes.append(f"each launch runs in a copy of this folder without {shown}, which the script writes{reason}")
-        notes.append(f"these launches left files in this folder: {shown}")
     earlier = sorted(name for name in before.keys() & untracked if name.endswith(_CHECKPOINTS))
     left = [name for name in outermost(earlier, before.keys() - {*earlier}) if name not in written]
-    if left and not isinstance(pair.one, AortaError):
-        settings = {**pair.settings, "fresh": sorted([*pair.settings.get("fresh", ()), *left])}
-        alone, shown = launched(settings), ", ".join(left)
-        if isinstance(alone, AortaError):
-            notes.append(f"a launch fails without {shown}, which git does not track, so it fails in a clean clone")
-        elif why := _varies(pair.other, alone):
-            pair, written = twice(settings, alone), [*written, *left]
-            notes.append(f"each launch runs in a copy of this folder without {shown}, which git does not track: {why}")
+    for names, what in ((written, "which the script writes"), (left, "which git does not track")):
+        if not names or isinstance(pair.one, AortaError):
+            continue
+        settings = {**pair.settings, "fresh": sorted([*pair.settings.get("fresh", ()), *names])}
+        alone, shown = launched(settings), ", ".join(names)
+        if names is left and isinstance(alone, AortaError):
+            notes.append(f"a launch fails without {shown}, {what}, so it fails in a clean clone")
+        elif why := pair.varies or _varies(pair.other, alone):
+            pair = twice(settings, alone)
+            reason = "" if pair.varies else f"; else {why}"
+            notes.append(f"each launch runs in a copy of this folder without {shown}, {what}{reason}")
+        if names is written:
+            notes.append(f"these launches left files in this folder: {shown}")
+    written = list(dict.fromkeys([*written, *pair.settings.get("fresh", ())]))
     if pair.repeats:
         notes.append("weights are compared bit by bit: two launches computed the same")
     elif not pair.varies:

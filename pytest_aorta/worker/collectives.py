@@ -95,21 +95,21 @@ def leave_collectives() -> None:
     Such a thread completes a collective's future before it tells torch's profiler of the end. A profiler that stops in
     between, as after the backward pass of DDP on a busy machine, is written to when its memory is free.
     """
-    deadline_s = time.monotonic() + _LEFT_WITHIN_S
-    while time.monotonic() < deadline_s:
-        # Sends and receives have no such thread.
-        if all(entry["retired"] or entry["is_p2p"] for entry in flight_records("fr") or ()):
-            return
-        time.sleep(0.001)
+    _retired("fr", _LEFT_WITHIN_S, 0.001)
 
 
 def recorded_collectives() -> list[dict[str, Any]]:
     """Return NCCL's record of this rank once the watchdog has retired every collective; empty if torch has no NCCL."""
-    deadline_s = time.monotonic() + _RETIRED_WITHIN_S
-    while entries := flight_records("nccl"):
+    return _retired("nccl", _RETIRED_WITHIN_S, 0.02)
+
+
+def _retired(recorder: str, within_s: float, every_s: float) -> list[dict[str, Any]]:
+    """Return a recorder's entries once every collective is retired, or after a time, looking again and again."""
+    deadline_s = time.monotonic() + within_s
+    while entries := flight_records(recorder):
         if all(entry.get("retired") for entry in _without_parts(entries)) or time.monotonic() > deadline_s:
             return entries
-        time.sleep(0.02)
+        time.sleep(every_s)
     return []
 
 

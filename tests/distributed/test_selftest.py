@@ -61,14 +61,14 @@ def run(request, servers, tmp_path, monkeypatch):
     return run
 
 
-def test_each_fault_shows_in_what_the_ranks_leave(run):
+def test_each_fault_shows_in_what_the_ranks_leave(run, request):
     unchanged, _ = run()
     ended, is_planted = run(Plant.IN_LINE)
     assert is_planted, ended
     assert ended.weight_hashes == unchanged.weight_hashes
     hidden = [METRICS["scheduled_overlap_ratio"].measure(result.facts) for result in (ended, unchanged)]
     # The one bucket of DDP has nothing to hide under.
-    assert hidden[0] < hidden[1] or hidden == [0, 0]
+    assert hidden[0] < hidden[1] if request.node.callspec.params["run"] == "fsdp2" else hidden == [0, 0]
     slow, is_planted = run(Plant.SLOW_RANK, size=300.0)
     assert is_planted
     assert min(slow.step_times_ms) > 300

@@ -145,6 +145,7 @@ class CopyComputeWorkload(GroupWorkload):
         result = RankResult.of_steps(times_ms["overlapped"], elapsed_sec).replace(
             passed=not failures,
             failure_count=len(failures),
+            configured_iterations=settings.steps,
             failures=failures,
             memory_bytes=timer.memory_bytes(),
             resident_bytes=timer.resident_bytes(),

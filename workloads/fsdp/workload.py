@@ -77,7 +77,7 @@ class FsdpWorkload(GroupWorkload):
                 self._hash_weights(first + number + 1)
 
         timer, elapsed_sec = measure(run_step, settings.steps, self._device)
-        result = timer.result(elapsed_sec)
+        result = timer.result(elapsed_sec).replace(configured_iterations=settings.steps)
         metrics = fsdp_metrics(settings, sum(result.step_times_ms) / 1e3) | peak_memory_metrics(self._device)
         self._hash_weights(settings.iterations)
         failure_count, failures = self._verification.failures()
